@@ -1,1 +1,3 @@
-//! See the crate description in Cargo.toml.
+//! What a model *is*, before anything is computed.
+
+pub mod format;
