@@ -11,9 +11,11 @@
 //!
 //! [`conformance`] holds an engine to all of this; [`fake::FakeEngine`] is the smallest engine that passes.
 
+pub mod checks;
+pub mod conformance;
 mod contract;
 mod error;
-
+pub mod fake;
 pub mod sampler;
 mod snapshot;
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::AdapterId;
+use crate::{AdapterId, EngineError};
 
 /// Number format of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,4 +63,23 @@ pub struct LayerKv {
     pub k: Vec<u8>,
     /// Values, little endian, `[length, kv_heads, head_dim]`.
     pub v: Vec<u8>,
+}
+
+impl KvSnapshot {
+    /// Checks that the snapshot comes from the same weights, no adapter and the same rope frequencies.
+    ///
+    /// # Errors
+    /// [`EngineError::SnapshotMismatch`] naming the first field that differs.
+    pub fn check_origin(&self, model: &str, rope: &str) -> Result<(), EngineError> {
+        let adapter = self.adapter.map_or("none".to_owned(), |adapter| format!("{adapter:?}"));
+        for (field, expected, found) in
+            [("model", model, self.model.as_str()), ("adapter", "none", &adapter), ("rope", rope, &self.rope)]
+        {
+            if expected != found {
+                let (field, expected, found) = (field.into(), expected.into(), found.into());
+                return Err(EngineError::SnapshotMismatch { field, expected, found });
+            }
+        }
+        Ok(())
+    }
 }
