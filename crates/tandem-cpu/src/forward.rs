@@ -1,0 +1,315 @@
+//! One step: a ragged batch of tokens through the layers.
+//!
+//! The tokens of all rows lie one after the other in one matrix, `[tokens, hidden]`. Everything but attention treats
+//! its lines alike, whichever sequence they belong to; attention gets the rows' positions and blocks. Each operation
+//! forks over the thread team and joins before the next.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tandem_kernels::activations::Activations;
+use tandem_kernels::attention::{AttentionRow, AttentionShape, attention};
+use tandem_kernels::kv::{KV_BLOCK, KvWrite, write_kv};
+use tandem_kernels::matrix::{Mode, gate_up, matmul};
+use tandem_kernels::norm;
+use tandem_kernels::rope::RopeTable;
+use tandem_kernels::rows::Rows;
+use tandem_kernels::team::Team;
+use tandem_model::decoder::{Decoder, QkNormOver, Rope};
+use tandem_model::Weights;
+
+use crate::blocks::{BlockId, Blocks};
+use crate::lower::{Attention, Layer, Linear, Mlp, Model, Norm, QkNorm, Widths};
+
+/// One sequence's part of a step.
+pub(crate) struct Part<'a> {
+    /// Its whole history, the new tokens included.
+    pub tokens: &'a [u32],
+    /// How many of them are new.
+    pub count: usize,
+    /// Its blocks, which have room for the new tokens and are its own where these will be written.
+    pub blocks: &'a [BlockId],
+    /// For how many of the last new tokens logits are wanted.
+    pub logits: usize,
+}
+
+/// New tokens that go to one block.
+struct Write {
+    block: BlockId,
+    slot: usize,
+    /// Lines of the step's matrices.
+    lines: Range<usize>,
+}
+
+/// The network and the working memory of a step.
+pub(crate) struct Forward {
+    model: Model,
+    ropes: Vec<RopeTable>,
+    weights: Arc<Weights>,
+    team: Team,
+    quantize: bool,
+    widths: Widths,
+    /// The residual stream, `[tokens, hidden]`.
+    x: Vec<f32>,
+    /// Normed input of a projection.
+    normed: Activations,
+    /// Queries, keys and values side by side, `[tokens, q + 2 kv]`.
+    qkv: Vec<f32>,
+    /// Output of attention.
+    attended: Activations,
+    /// Output of the gated half of the MLP.
+    gated: Activations,
+    /// What a block adds to the residual stream, where it is not added at once.
+    added: Vec<f32>,
+    /// `[wanted, vocab]`.
+    logits: Vec<f32>,
+}
+
+impl Forward {
+    pub(crate) fn new(
+        model: Model,
+        ropes: &[Rope],
+        weights: Arc<Weights>,
+        widths: Widths,
+        team: Team,
+        quantize: bool,
+    ) -> Self {
+        Self {
+            ropes: ropes.iter().map(|rope| RopeTable::new(rope.frequencies())).collect(),
+            weights,
+            team,
+            quantize,
+            widths,
+            x: Vec::new(),
+            normed: Activations::new(model.hidden),
+            qkv: Vec::new(),
+            attended: Activations::new(widths.q),
+            gated: Activations::new(widths.intermediate),
+            added: Vec::new(),
+            logits: Vec::new(),
+            model,
+        }
+    }
+
+    /// Most bytes of working memory for steps of `tokens` tokens that want few logits.
+    pub(crate) fn scratch_bytes(decoder: &Decoder, widths: Widths, tokens: usize) -> u64 {
+        let Widths { q, kv, intermediate } = widths;
+        // Activations are held in f32 and in 8 bits with a scale and two sums per 32 values: 1.375 bytes.
+        let floats = 2 * decoder.hidden_size + q + 2 * kv + 2 * (decoder.hidden_size + q + intermediate);
+        (4 * floats * tokens + 4 * decoder.vocab_size) as u64
+    }
+
+    /// Bytes of working memory held now.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let floats = [&self.x, &self.qkv, &self.added, &self.logits].map(Vec::capacity).iter().sum::<usize>();
+        let activations = [&self.normed, &self.attended, &self.gated].map(Activations::bytes).iter().sum::<usize>();
+        (4 * floats + activations) as u64
+    }
+
+    /// Writes the new tokens' keys and values and returns the wanted logits, `[wanted, vocab]`, in order of the parts.
+    pub(crate) fn run(&mut self, parts: &[Part<'_>], blocks: &mut Blocks) -> &[f32] {
+        let tokens: usize = parts.iter().map(|part| part.count).sum();
+        let mut positions = Vec::with_capacity(tokens);
+        let mut wanted = Vec::new();
+        let mut writes = Vec::new();
+        for part in parts {
+            let (line, first) = (positions.len(), part.tokens.len() - part.count);
+            positions.extend(first..part.tokens.len());
+            wanted.extend(line + part.count - part.logits..line + part.count);
+            push_writes(part, line, first, &mut writes);
+        }
+        writes.sort_unstable_by_key(|write| write.block);
+
+        self.embed(parts, tokens);
+        let layers = std::mem::take(&mut self.model.layers);
+        for (i, layer) in layers.iter().enumerate() {
+            self.mix(i, layer, parts, &positions, &writes, blocks);
+            self.feed_forward(layer);
+        }
+        self.model.layers = layers;
+        self.project_logits(&wanted)
+    }
+
+    fn embed(&mut self, parts: &[Part<'_>], tokens: usize) {
+        let Model { hidden, embedding, embedding_scale, .. } = &self.model;
+        self.x.resize(tokens * hidden, 0.0);
+        let table = self.weights.matrix(embedding).expect("the embedding was read when the model was lowered");
+        let new = parts.iter().flat_map(|part| &part.tokens[part.tokens.len() - part.count..]);
+        for (token, x) in new.zip(self.x.chunks_exact_mut(*hidden)) {
+            table.row_f32(*token as usize, x);
+            if *embedding_scale != 1.0 {
+                x.iter_mut().for_each(|x| *x *= embedding_scale);
+            }
+        }
+    }
+
+    /// The attention half of a layer.
+    fn mix(
+        &mut self,
+        index: usize,
+        layer: &Layer,
+        parts: &[Part<'_>],
+        positions: &[usize],
+        writes: &[Write],
+        blocks: &mut Blocks,
+    ) {
+        let Attention { heads, kv_heads, head_dim, q, k, v, o, qk_norm, rope, window, scale, softcap } = &layer.attention;
+        self.norm(layer.mixer_pre_norm.as_ref(), [q, k, v]);
+        let Widths { q: q_width, kv: kv_width, .. } = self.widths;
+        let stride = q_width + 2 * kv_width;
+        self.qkv.resize(positions.len() * stride, 0.0);
+        for (linear, offset) in [(q, 0), (k, q_width), (v, q_width + kv_width)] {
+            project(&self.team, linear, &self.normed, &mut self.qkv, stride, offset);
+        }
+        if let Some(QkNorm { q, k, over }) = qk_norm {
+            for (norm, offset, heads) in [(q, 0, *heads), (k, q_width, *kv_heads)] {
+                let width = if *over == QkNormOver::Head { *head_dim } else { heads * head_dim };
+                self.qkv.chunks_exact_mut(stride).for_each(|line| {
+                    let heads = line[offset..offset + heads * head_dim].chunks_exact_mut(width);
+                    heads.for_each(|x| norm::rms_norm_rows(self.team.path(), x, &norm.weight, norm.eps));
+                });
+            }
+        }
+        if let Some(rope) = rope {
+            // Keys follow queries, so one pass rotates both.
+            let table = &mut self.ropes[*rope];
+            table.apply(&self.team, &mut self.qkv, stride, heads + kv_heads, *head_dim, positions);
+        }
+        let layout = blocks.layers()[index];
+        let keys = Rows::columns(&self.qkv, stride, q_width, kv_width);
+        let values = Rows::columns(&self.qkv, stride, q_width + kv_width, kv_width);
+        let mut slots: Vec<KvWrite<'_>> = blocks
+            .parts_mut(index, writes.iter().map(|write| write.block))
+            .into_iter()
+            .zip(writes)
+            .map(|(block, write)| KvWrite { block, slot: write.slot, tokens: write.lines.clone() })
+            .collect();
+        write_kv(&self.team, &layout, keys, values, &mut slots);
+
+        let cached: Vec<Vec<&[u8]>> =
+            parts.iter().map(|part| part.blocks.iter().map(|block| blocks.part(index, *block)).collect()).collect();
+        let rows: Vec<AttentionRow<'_>> = parts
+            .iter()
+            .zip(&cached)
+            .map(|(part, blocks)| AttentionRow {
+                tokens: part.count,
+                position: part.tokens.len() - part.count,
+                blocks,
+            })
+            .collect();
+        let shape =
+            AttentionShape { heads: *heads, kv: layout, scale: *scale, window: *window, softcap: *softcap };
+        let queries = Rows::columns(&self.qkv, stride, 0, q_width);
+        self.attended.resize(positions.len());
+        attention(&self.team, &shape, queries, &rows, self.attended.values_mut());
+        if self.quantize && o.matrix.format().is_quantized() {
+            self.attended.quantize(&self.team);
+        }
+        let (post, scale) = (layer.mixer_post_norm.as_ref(), layer.residual_scale);
+        add_projected(&self.team, o, &self.attended, post, scale, &mut self.x, &mut self.added);
+    }
+
+    /// The MLP half of a layer.
+    fn feed_forward(&mut self, layer: &Layer) {
+        let Mlp { gate, up, down, activation } = &layer.mlp;
+        self.norm(layer.mlp_pre_norm.as_ref(), [gate, up]);
+        let quantize = self.quantize && down.matrix.format().is_quantized();
+        match (&gate.bias, &up.bias) {
+            (None, None) => {
+                let (team, normed) = (&self.team, &self.normed);
+                gate_up(team, &gate.matrix, &up.matrix, normed, *activation, &mut self.gated, quantize);
+            }
+            _ => {
+                let width = self.widths.intermediate;
+                self.added.resize(self.normed.rows() * width, 0.0);
+                self.gated.resize(self.normed.rows());
+                project(&self.team, gate, &self.normed, self.gated.values_mut(), width, 0);
+                project(&self.team, up, &self.normed, &mut self.added, width, 0);
+                let (path, up) = (self.team.path(), &self.added);
+                self.gated.fill_rows(&self.team, quantize, |row, gate| {
+                    activation.gate(path, gate, &up[row * width..][..width]);
+                });
+            }
+        }
+        let (post, scale) = (layer.mlp_post_norm.as_ref(), layer.residual_scale);
+        add_projected(&self.team, down, &self.gated, post, scale, &mut self.x, &mut self.added);
+    }
+
+    /// The residual stream, normed where there is a norm, as input for `consumers`.
+    fn norm<const N: usize>(&mut self, norm: Option<&Norm>, consumers: [&Linear; N]) {
+        let quantize = self.quantize && consumers.iter().any(|linear| linear.matrix.format().is_quantized());
+        let (hidden, path, x) = (self.model.hidden, self.team.path(), &self.x);
+        self.normed.resize(x.len() / hidden);
+        self.normed.fill_rows(&self.team, quantize, |row, out| {
+            out.copy_from_slice(&x[row * hidden..][..hidden]);
+            if let Some(Norm { weight, eps }) = norm {
+                norm::rms_norm_rows(path, out, weight, *eps);
+            }
+        });
+    }
+
+    fn project_logits(&mut self, wanted: &[usize]) -> &[f32] {
+        let Model { hidden, vocab, final_norm, head, logit_scale, logit_softcap, .. } = &self.model;
+        let (path, x) = (self.team.path(), &self.x);
+        self.normed.resize(wanted.len());
+        let quantize = self.quantize && head.matrix.format().is_quantized();
+        self.normed.fill_rows(&self.team, quantize, |row, out| {
+            out.copy_from_slice(&x[wanted[row] * hidden..][..*hidden]);
+            norm::rms_norm_rows(path, out, &final_norm.weight, final_norm.eps);
+        });
+        self.logits.resize(wanted.len() * vocab, 0.0);
+        project(&self.team, head, &self.normed, &mut self.logits, *vocab, 0);
+        if *logit_scale != 1.0 {
+            self.logits.iter_mut().for_each(|logit| *logit *= logit_scale);
+        }
+        if let Some(cap) = logit_softcap {
+            self.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
+        &self.logits
+    }
+}
+
+/// Where a part's new tokens go, block by block.
+fn push_writes(part: &Part<'_>, line: usize, first: usize, writes: &mut Vec<Write>) {
+    let mut position = first;
+    while position < part.tokens.len() {
+        let end = part.tokens.len().min((position / KV_BLOCK + 1) * KV_BLOCK);
+        let lines = line + position - first..line + end - first;
+        writes.push(Write { block: part.blocks[position / KV_BLOCK], slot: position % KV_BLOCK, lines });
+        position = end;
+    }
+}
+
+/// `out[:, offset..] = W x + b`, lines of `out` being `stride` apart.
+fn project(team: &Team, linear: &Linear, x: &Activations, out: &mut [f32], stride: usize, offset: usize) {
+    matmul(team, &linear.matrix, x, out, stride, offset, Mode::Store);
+    if let Some(bias) = &linear.bias {
+        for line in out.chunks_exact_mut(stride) {
+            line[offset..].iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+        }
+    }
+}
+
+/// `x += scale * post(W input + b)`.
+fn add_projected(
+    team: &Team,
+    linear: &Linear,
+    input: &Activations,
+    post: Option<&Norm>,
+    scale: f32,
+    x: &mut [f32],
+    added: &mut Vec<f32>,
+) {
+    let hidden = linear.matrix.rows();
+    if post.is_none() && linear.bias.is_none() && scale == 1.0 {
+        return matmul(team, &linear.matrix, input, x, hidden, 0, Mode::Add);
+    }
+    added.resize(x.len(), 0.0);
+    project(team, linear, input, added, hidden, 0);
+    for (x, added) in x.chunks_exact_mut(hidden).zip(added.chunks_exact_mut(hidden)) {
+        if let Some(Norm { weight, eps }) = post {
+            norm::rms_norm_rows(team.path(), added, weight, *eps);
+        }
+        x.iter_mut().zip(added).for_each(|(x, y)| *x += scale * *y);
+    }
+}
