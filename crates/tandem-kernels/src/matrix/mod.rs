@@ -10,6 +10,8 @@
 //!   are group `g` (columns `4g..4g+4`) and the high nibbles group `g + 4` (columns `16+4g..`), which is how the bytes of
 //!   a GGUF block lie in their row already, so that packing is a transposition of 4-byte words.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod pack;
 mod product;
 mod quantize;

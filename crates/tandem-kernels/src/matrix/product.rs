@@ -8,10 +8,12 @@ use std::ops::Range;
 
 use tandem_model::format::BLOCK;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use super::{PANEL, PackedMatrix, scalar};
 use crate::activations::Activations;
 use crate::math::Activation;
-use crate::path::Path;
+use crate::path::{Isa, Path};
 use crate::team::{SharedMut, Team};
 
 /// Rows of activations that a kernel call handles: their outputs are collected on the stack.
@@ -52,10 +54,10 @@ pub fn matmul(
     assert!((x.rows() - 1) * stride + offset + weights.rows() <= out.len(), "output of {}", out.len());
     let (out, path) = (SharedMut::new(out), team.path());
     for_parts(team, weights.panels(), x, |panels, rows| {
+        let mut tile = [[0.0; PANEL]; TILE];
         for panel in panels {
             let lanes = PANEL.min(weights.rows() - panel * PANEL);
             for_tiles(rows.clone(), |rows| {
-                let mut tile = [[0.0; PANEL]; TILE];
                 let tile = &mut tile[..rows.len()];
                 panel_product(path, weights, panel, x, rows.clone(), tile);
                 for (row, sums) in rows.zip(tile) {
@@ -94,11 +96,11 @@ pub fn gate_up(
     let (cols, out) = (out.cols(), out.writer(quantize));
     // One part is a block of the output, so that the thread that made it can quantize it.
     for_parts(team, cols.div_ceil(BLOCK), x, |blocks, rows| {
+        let mut gates = [[[0.0; PANEL]; TILE]; BLOCK / PANEL];
+        let mut ups = gates;
         for block in blocks {
             let part = block * BLOCK..cols.min((block + 1) * BLOCK);
             for_tiles(rows.clone(), |rows| {
-                let mut gates = [[[0.0; PANEL]; TILE]; BLOCK / PANEL];
-                let mut ups = gates;
                 for half in 0..part.len().div_ceil(PANEL) {
                     let panel = block * (BLOCK / PANEL) + half;
                     panel_product(path, gate, panel, x, rows.clone(), &mut gates[half][..rows.len()]);
@@ -140,7 +142,7 @@ fn for_parts(team: &Team, panels: usize, x: &Activations, f: impl Fn(Range<usize
 }
 
 /// Cuts rows into tiles.
-fn for_tiles(rows: Range<usize>, f: impl Fn(Range<usize>)) {
+fn for_tiles(rows: Range<usize>, mut f: impl FnMut(Range<usize>)) {
     for start in rows.clone().step_by(TILE) {
         f(start..rows.end.min(start + TILE));
     }
@@ -158,11 +160,17 @@ fn panel_product(
     let (format, panel) = (weights.format(), weights.panel(panel));
     match x.int_rows(rows.clone()) {
         Some(x) if format.is_quantized() => match path.isa() {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: such a path exists only where the CPU has these features.
+            Isa::Avx2 | Isa::Avx512 => unsafe { avx2::int(format, panel, &x, out) },
             _ => scalar::int(format, panel, &x, out),
         },
         _ => {
             let x = x.float_rows(rows);
             match path.isa() {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: such a path exists only where the CPU has these features.
+                Isa::Avx2 | Isa::Avx512 => unsafe { avx2::float(format, panel, &x, out) },
                 _ => scalar::float(format, panel, &x, out),
             }
         }

@@ -79,7 +79,7 @@ fn expand(format: Format, bytes: &[u8], out: &mut [[f32; PANEL]; CHUNK]) -> usiz
                 Format::Q4_1 => {
                     scale(lane).mul_add(f32::from(quant(format, block, k, lane)), scale(PANEL + lane))
                 }
-                Format::Q8_0 => scale(lane) * f32::from(quant(format, block, k, lane)),
+                Format::Q8_0 => scale(lane).mul_add(f32::from(quant(format, block, k, lane)), 0.0),
             });
         }
     }
