@@ -1,0 +1,520 @@
+//! A thread team: fork, run one closure on every thread, join.
+//!
+//! A forward pass is some two hundred short parallel loops a token, each a few microseconds to a few hundred. So a
+//! fork must cost well under a microsecond: workers *spin* on an epoch counter for some tens of microseconds after
+//! each loop, and only then park. An idle team uses no CPU; the next [`Team::run`] wakes it. The waiting caller does the
+//! same with the count of workers still running, so that an overloaded machine gets its core back.
+//!
+//! A panic in any worker is caught there, so that the join always completes; the team is then *poisoned*: `run`
+//! resumes the panic on the caller, and every later `run` panics at once. Nobody waits for a thread that died.
+//!
+//! `Team` is deliberately not `Sync`: one thread owns it, and a closure that runs on the team cannot reach the team,
+//! which makes nested or concurrent runs a type error.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::path::{Path, PathError};
+
+/// How long a thread spins before it parks.
+const SPIN: Duration = Duration::from_micros(60);
+
+/// Why a team could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum TeamError {
+    /// Zero threads, or more than [`Team::MAX_THREADS`].
+    #[error("a thread team of {0} threads is not possible (hint: use 1 to {max})", max = Team::MAX_THREADS)]
+    Threads(usize),
+    /// The operating system refused a thread.
+    #[error("could not start worker thread {worker} of {threads}: {source} (hint: use fewer threads)")]
+    Spawn {
+        /// Number of the worker that did not start.
+        worker: usize,
+        /// Threads asked for.
+        threads: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// `TANDEM_KERNELS` names a path that cannot run.
+    #[error(transparent)]
+    Path(#[from] PathError),
+}
+
+/// A value alone on its cache lines (two, since x86 prefetches lines in pairs).
+#[repr(align(128))]
+struct Padded<T>(T);
+
+/// The closure of the current run, with its type and lifetime erased.
+#[derive(Clone, Copy)]
+struct Job {
+    closure: *const (),
+    call: unsafe fn(*const (), usize),
+}
+
+/// A thread that may be waiting: it spins, then parks.
+#[derive(Default)]
+struct Waiter {
+    parked: AtomicBool,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Waiter {
+    fn thread(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns once `ready()`; spins first, then parks.
+    fn wait(&self, ready: impl Fn() -> bool) {
+        let mut start = None;
+        loop {
+            for _ in 0..64 {
+                if ready() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
+                break;
+            }
+        }
+        *self.thread() = Some(thread::current());
+        // SeqCst here and in `wake`: either the waker sees `parked`, or we see what it published.
+        self.parked.store(true, Ordering::SeqCst);
+        while !ready() {
+            thread::park();
+        }
+        self.parked.store(false, Ordering::SeqCst);
+    }
+
+    /// To be called after what `ready` looks at was published with `SeqCst`.
+    fn wake(&self) {
+        if self.parked.load(Ordering::SeqCst)
+            && let Some(thread) = &*self.thread()
+        {
+            thread.unpark();
+        }
+    }
+}
+
+struct Shared {
+    /// Bumped by the caller to start a run.
+    epoch: Padded<AtomicU32>,
+    /// Workers that have not finished the current run.
+    running: Padded<AtomicUsize>,
+    /// Written by the caller before it bumps `epoch`, read by workers after they saw the bump.
+    job: UnsafeCell<Job>,
+    caller_waits: Waiter,
+    worker_waits: Vec<Padded<Waiter>>,
+    stop: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `job` is written only by the caller while no worker runs (`running` is 0, read with SeqCst), and read by
+// workers only between the epoch bump and their decrement of `running`. The closure behind it is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointers in `job` are used only as said above.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn work(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            let epoch = || self.epoch.0.load(Ordering::SeqCst);
+            self.worker_waits[worker - 1].0.wait(|| epoch() != seen);
+            seen = epoch();
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            // SAFETY: the epoch was bumped and `running` not yet decremented, so the caller is inside `run`: the cell is
+            // written and stays so, and the closure is alive.
+            let job = unsafe { *self.job.get() };
+            // SAFETY: as above; `call` was made for the type of `closure`.
+            self.guard(|| unsafe { (job.call)(job.closure, worker) });
+            if self.running.0.fetch_sub(1, Ordering::SeqCst) == 1 {
+                self.caller_waits.wake();
+            }
+        }
+    }
+
+    /// Runs `f` and keeps the first panic.
+    fn guard(&self, f: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(f)) {
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+        }
+    }
+}
+
+/// A fixed set of threads that run closures together. The thread that calls [`run`](Team::run) is worker 0.
+pub struct Team {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+    path: Path,
+    poisoned: Cell<bool>,
+    busy: Cell<bool>,
+}
+
+impl Team {
+    /// The most threads that a team may have.
+    pub const MAX_THREADS: usize = 1024;
+
+    /// A team of `threads` threads (the caller is one of them) on the path of [`Path::detect`].
+    ///
+    /// # Errors
+    /// If `threads` is 0 or more than [`Team::MAX_THREADS`], a thread does not start, or `TANDEM_KERNELS` names a
+    /// path that cannot run here.
+    pub fn new(threads: usize) -> Result<Team, TeamError> {
+        Team::with_path(threads, Path::detect()?)
+    }
+
+    /// A team whose operations use `path`.
+    ///
+    /// # Errors
+    /// As [`Team::new`].
+    pub fn with_path(threads: usize, path: Path) -> Result<Team, TeamError> {
+        if threads == 0 || threads > Team::MAX_THREADS {
+            return Err(TeamError::Threads(threads));
+        }
+        unsafe fn nothing(_: *const (), _: usize) {}
+        let shared = Arc::new(Shared {
+            epoch: Padded(AtomicU32::new(0)),
+            running: Padded(AtomicUsize::new(0)),
+            job: UnsafeCell::new(Job { closure: std::ptr::null(), call: nothing }),
+            caller_waits: Waiter::default(),
+            worker_waits: (1..threads).map(|_| Padded(Waiter::default())).collect(),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        // On an error below, dropping `team` stops the workers that did start.
+        let mut team = Team {
+            shared,
+            handles: Vec::with_capacity(threads - 1),
+            path,
+            poisoned: Cell::new(false),
+            busy: Cell::new(false),
+        };
+        for worker in 1..threads {
+            let shared = Arc::clone(&team.shared);
+            let handle = thread::Builder::new()
+                .name(format!("tandem-worker-{worker}"))
+                .spawn(move || shared.work(worker))
+                .map_err(|source| TeamError::Spawn { worker, threads, source })?;
+            team.handles.push(handle);
+        }
+        Ok(team)
+    }
+
+    /// Number of threads, the caller included.
+    pub fn threads(&self) -> usize {
+        self.handles.len() + 1
+    }
+
+    /// The kernel path that operations on this team use.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Runs `f(worker)` once on every thread, `worker` in `0..threads`, and returns when all have finished.
+    ///
+    /// # Panics
+    /// Resumes the first panic of `f`, after all workers have finished; the team is then poisoned and every later call
+    /// panics at once.
+    pub fn run<F: Fn(usize) + Sync>(&self, f: F) {
+        if self.handles.is_empty() {
+            return self.alone(1, |_| f(0));
+        }
+        self.check();
+        assert!(!self.busy.replace(true), "a run was started from within a run of the same thread team");
+
+        unsafe fn call<F: Fn(usize)>(closure: *const (), worker: usize) {
+            // SAFETY: `closure` is the `&f` below, alive until all workers are done.
+            unsafe { (*closure.cast::<F>())(worker) }
+        }
+        let shared = &*self.shared;
+        let job = Job { closure: std::ptr::from_ref(&f).cast(), call: call::<F> };
+        // SAFETY: no worker runs (`busy` was unset, so the last run has joined), hence nobody reads the cell.
+        unsafe { *shared.job.get() = job };
+        shared.running.0.store(self.handles.len(), Ordering::SeqCst);
+        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
+        shared.guard(|| f(0));
+        shared.caller_waits.wait(|| shared.running.0.load(Ordering::SeqCst) == 0);
+        self.busy.set(false);
+
+        if let Some(panic) = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.poisoned.set(true);
+            resume_unwind(panic);
+        }
+    }
+
+    /// Splits `items` evenly into one contiguous range a thread and runs `f(range)` on each that is not empty.
+    ///
+    /// # Panics
+    /// As [`Team::run`].
+    pub fn split<F: Fn(Range<usize>) + Sync>(&self, items: usize, f: F) {
+        let threads = self.threads();
+        if threads == 1 || items <= 1 {
+            return self.alone(items, f);
+        }
+        self.run(|worker| {
+            let range = share(items, threads, worker);
+            if !range.is_empty() {
+                f(range);
+            }
+        });
+    }
+
+    /// Hands `0..items` out in ranges of at most `grain`, in order, to whichever thread is free: for uneven work, or
+    /// an uneven machine.
+    ///
+    /// # Panics
+    /// As [`Team::run`].
+    pub fn deal<F: Fn(Range<usize>) + Sync>(&self, items: usize, grain: usize, f: F) {
+        let grain = grain.max(1);
+        if self.threads() == 1 || items <= grain {
+            return self.alone(items, f);
+        }
+        let next = Padded(AtomicUsize::new(0));
+        self.run(|_| {
+            loop {
+                let start = next.0.fetch_add(grain, Ordering::Relaxed);
+                if start >= items {
+                    return;
+                }
+                f(start..items.min(start.saturating_add(grain)));
+            }
+        });
+    }
+
+    /// Runs `f(i, chunk)` for every chunk of `size` elements of `data` (the last may be shorter), dealt out to the
+    /// threads `grain` chunks at a time.
+    ///
+    /// # Panics
+    /// If `size` is 0; else as [`Team::run`].
+    pub fn chunks_mut<T: Send, F: Fn(usize, &mut [T]) + Sync>(
+        &self,
+        data: &mut [T],
+        size: usize,
+        grain: usize,
+        f: F,
+    ) {
+        let chunks = data.len().div_ceil(size);
+        let data = SharedMut::new(data);
+        self.deal(chunks, grain, |range| {
+            for i in range {
+                let start = i * size;
+                // SAFETY: chunk `i` is handed out once, and chunks do not overlap.
+                f(i, unsafe { data.slice(start..data.len().min(start + size)) });
+            }
+        });
+    }
+
+    fn check(&self) {
+        assert!(
+            !self.poisoned.get(),
+            "this thread team is poisoned: a worker panicked in an earlier run (hint: build a new team)"
+        );
+    }
+
+    /// All items on the caller, without a fork, under the same rule for panics.
+    fn alone(&self, items: usize, f: impl Fn(Range<usize>)) {
+        self.check();
+        if items == 0 {
+            return;
+        }
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(0..items))) {
+            self.poisoned.set(true);
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
+        for handle in self.handles.drain(..) {
+            // Panics of workers are caught in `guard`, so there is nothing to learn from the result.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Team {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Team").field("threads", &self.threads()).field("path", &self.path).finish()
+    }
+}
+
+/// The `worker`-th of `workers` contiguous, nearly equal parts of `0..items`.
+pub fn share(items: usize, workers: usize, worker: usize) -> Range<usize> {
+    let (each, extra) = (items / workers, items % workers);
+    let start = worker * each + worker.min(extra);
+    start..start + each + usize::from(worker < extra)
+}
+
+/// A mutable slice that several threads write at once, each its own part.
+pub(crate) struct SharedMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    _slice: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a `&mut [T]` whose users promise, at each `slice`, that parts in use do not overlap.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        SharedMut { start: slice.as_mut_ptr(), len: slice.len(), _slice: std::marker::PhantomData }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The part `range`, which is checked to lie inside.
+    ///
+    /// # Safety
+    /// No overlapping part may be in use while the returned one is.
+    #[allow(clippy::mut_from_ref, reason = "handing out disjoint parts is what the type is for")]
+    pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "part {range:?} of {}", self.len);
+        // SAFETY: the range lies inside the slice, and the caller keeps parts disjoint.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn message(panic: &(dyn Any + Send)) -> String {
+        panic
+            .downcast_ref::<String>()
+            .cloned()
+            .unwrap_or_else(|| (*panic.downcast_ref::<&str>().unwrap_or(&"something else")).to_owned())
+    }
+
+    #[test]
+    fn every_worker_runs_once_a_run() {
+        for threads in 1..=4 {
+            let team = Team::new(threads).unwrap();
+            let counts: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..500 {
+                team.run(|worker| {
+                    counts[worker].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 500));
+        }
+    }
+
+    #[test]
+    fn a_parked_team_wakes() {
+        let team = Team::new(3).unwrap();
+        for pause in [0, 1, 20] {
+            thread::sleep(Duration::from_millis(pause));
+            let count = AtomicUsize::new(0);
+            team.run(|_| {
+                // A slow worker makes the caller park too.
+                thread::sleep(Duration::from_millis(1));
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_after_the_others_finished_and_poisons() {
+        for threads in 1..=3 {
+            for culprit in 0..threads {
+                let team = Team::new(threads).unwrap();
+                let finished = AtomicUsize::new(0);
+                let panic = catch_unwind(AssertUnwindSafe(|| {
+                    team.run(|worker| {
+                        assert!(worker != culprit, "worker {worker} fell");
+                        thread::sleep(Duration::from_millis(2));
+                        finished.fetch_add(1, Ordering::Relaxed);
+                    });
+                }));
+                assert_eq!(message(&*panic.unwrap_err()), format!("worker {culprit} fell"));
+                assert_eq!(finished.into_inner(), threads - 1);
+                let later = catch_unwind(AssertUnwindSafe(|| team.run(|_| ())));
+                assert!(message(&*later.unwrap_err()).contains("poisoned"));
+                let later = catch_unwind(AssertUnwindSafe(|| team.split(1, |_| ())));
+                assert!(message(&*later.unwrap_err()).contains("poisoned"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_within_a_run_is_refused() {
+        thread_local!(static TEAM: Team = Team::new(2).unwrap());
+        let panic = catch_unwind(|| {
+            TEAM.with(|team| {
+                team.run(|worker| {
+                    if worker == 0 {
+                        TEAM.with(|team| team.run(|_| ()));
+                    }
+                });
+            });
+        });
+        assert!(message(&*panic.unwrap_err()).contains("within a run"));
+    }
+
+    #[test]
+    fn absurd_sizes_are_errors() {
+        assert!(matches!(Team::new(0), Err(TeamError::Threads(0))));
+        assert!(matches!(Team::new(1_000_000), Err(TeamError::Threads(1_000_000))));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn an_idle_team_uses_no_cpu() {
+        let cpu = || {
+            // SAFETY: `getrusage` fills the struct that it is given.
+            unsafe {
+                let mut usage = std::mem::zeroed::<libc::rusage>();
+                assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+                usage.ru_utime.tv_sec * 1_000_000 + usage.ru_utime.tv_usec
+            }
+        };
+        let used = [const { Mutex::new(0) }; 2];
+        let team = Team::new(2).unwrap();
+        team.run(|worker| *used[worker].lock().unwrap() = cpu());
+        thread::sleep(Duration::from_millis(100));
+        team.run(|worker| {
+            let mut used = used[worker].lock().unwrap();
+            *used = cpu() - *used;
+        });
+        assert!(used.iter().all(|used| *used.lock().unwrap() < 20_000), "{used:?} us");
+    }
+
+    proptest! {
+        #[test]
+        fn shares_cover_everything_once(items in 0usize..500, workers in 1usize..20) {
+            let parts: Vec<_> = (0..workers).flat_map(|worker| share(items, workers, worker)).collect();
+            prop_assert_eq!(parts, (0..items).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn dealt_and_split_items_are_seen_once(items in 0usize..200, grain in 0usize..9, threads in 1usize..4) {
+            let team = Team::new(threads).unwrap();
+            let seen: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+            let count = |range: Range<usize>| for i in range { seen[i].fetch_add(1, Ordering::Relaxed); };
+            team.deal(items, grain, count);
+            team.split(items, count);
+            let mut data = vec![0usize; items];
+            team.chunks_mut(&mut data, 7, grain, |i, chunk| chunk.iter_mut().for_each(|v| *v += i + 1));
+            prop_assert!(seen.iter().all(|count| count.load(Ordering::Relaxed) == 2));
+            prop_assert!(data.iter().enumerate().all(|(i, &v)| v == i / 7 + 1));
+        }
+    }
+}

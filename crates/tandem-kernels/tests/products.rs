@@ -1,0 +1,275 @@
+//! Products against f64 arithmetic on rows decoded by `Format::dequantize_row`, and against themselves: other batch
+//! sizes, threads and kernel paths must give the same bits.
+
+use proptest::prelude::*;
+use tandem_kernels::activations::Activations;
+use tandem_kernels::math::{Activation, gelu_tanh, silu};
+use tandem_kernels::matrix::{Mode, PackError, PackedMatrix, Target, gate_up, matmul};
+use tandem_kernels::path::Path;
+use tandem_kernels::team::Team;
+use tandem_model::format::Format;
+
+const FORMATS: [Format; 6] =
+    [Format::F32, Format::F16, Format::Bf16, Format::Q4_0, Format::Q4_1, Format::Q8_0];
+
+/// A small generator, so that shapes and contents shrink on their own.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In -1..1.
+    fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// The bytes of stored rows with arbitrary contents: every nibble and byte, -128 included, scales of either sign.
+fn stored(format: Format, rows: usize, cols: usize, numbers: &mut Numbers) -> Vec<Vec<u8>> {
+    let row = |numbers: &mut Numbers| {
+        let blocks = cols / format.block_len();
+        let half = |numbers: &mut Numbers| half::f16::from_f32(numbers.float()).to_le_bytes();
+        let mut bytes = Vec::new();
+        for _ in 0..blocks {
+            match format {
+                Format::F32 => bytes.extend(numbers.float().to_le_bytes()),
+                Format::F16 => bytes.extend(half(numbers)),
+                Format::Bf16 => bytes.extend(half::bf16::from_f32(numbers.float()).to_le_bytes()),
+                Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
+                    bytes.extend(half(numbers));
+                    if format == Format::Q4_1 {
+                        bytes.extend(half(numbers));
+                    }
+                    let values = if format == Format::Q8_0 { 32 } else { 16 };
+                    bytes.extend((0..values).map(|_| numbers.next() as u8));
+                }
+            }
+        }
+        bytes
+    };
+    (0..rows).map(|_| row(numbers)).collect()
+}
+
+fn activations(team: &Team, rows: &[Vec<f32>], quantize: bool) -> Activations {
+    let mut x = Activations::new(rows[0].len());
+    x.resize(rows.len());
+    x.fill_rows(team, quantize, |row, out| out.copy_from_slice(&rows[row]));
+    x
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn product(team: &Team, weights: &PackedMatrix, x: &[Vec<f32>], quantize: bool) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len() * weights.rows()];
+    matmul(team, weights, &activations(team, x, quantize), &mut out, weights.rows(), 0, Mode::Store);
+    out
+}
+
+fn shape() -> impl Strategy<Value = (usize, usize, usize, u64)> {
+    // Rows of weights, blocks, rows of activations.
+    (1usize..70, 1usize..20, prop_oneof![1usize..12, 60usize..140], any::<u64>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn rows_come_back_from_their_panels((rows, blocks, _, seed) in shape(), odd in 0usize..32) {
+        let team = Team::new(2).unwrap();
+        for format in FORMATS {
+            let cols = 32 * blocks - if format.is_quantized() { 0 } else { odd };
+            let stored = stored(format, rows, cols, &mut Numbers(seed));
+            let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
+            let (mut got, mut want) = (vec![0.0; cols], vec![0.0; cols]);
+            for (row, stored) in stored.iter().enumerate() {
+                packed.dequantize_row(row, &mut got);
+                format.dequantize_row(stored, &mut want);
+                prop_assert_eq!(&got, &want);
+            }
+        }
+    }
+
+    #[test]
+    fn products_are_right_and_always_the_same_bits((rows, blocks, batch, seed) in shape(), odd in 0usize..32) {
+        let numbers = &mut Numbers(seed);
+        for format in FORMATS {
+            let cols = 32 * blocks - if format.is_quantized() { 0 } else { odd };
+            let stored = stored(format, rows, cols, numbers);
+            let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..cols).map(|_| 3.0 * numbers.float()).collect()).collect();
+            let mut decoded = vec![vec![0.0; cols]; rows];
+            stored.iter().zip(&mut decoded).for_each(|(row, out)| format.dequantize_row(row, out));
+            for quantize in [false, true] {
+                let mut reference = None;
+                for path in Path::supported() {
+                    for threads in 1..=4 {
+                        let team = Team::with_path(threads, path).unwrap();
+                        let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
+                        let out = product(&team, &packed, &x, quantize);
+                        let reference = reference.get_or_insert_with(|| out.clone());
+                        prop_assert!(bits(&out) == bits(reference), "{format:?} {path} {threads} threads, quantize {quantize}");
+                        if threads == 2 {
+                            for m in [0, batch / 2, batch - 1] {
+                                let one = product(&team, &packed, &x[m..=m], quantize);
+                                prop_assert!(
+                                    bits(&one) == bits(&reference[m * rows..][..rows]),
+                                    "{format:?} {path}, row {m} of {batch} alone, quantize {quantize}"
+                                );
+                            }
+                        }
+                    }
+                }
+                let out = reference.unwrap();
+                for (m, x) in x.iter().enumerate() {
+                    for (n, w) in decoded.iter().enumerate() {
+                        let terms = || w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                        let (want, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                        // Rounding an activation moves it by at most half of max / 127.
+                        let slack: f64 = if quantize && format.is_quantized() {
+                            w.iter().map(|w| f64::from(w.abs()) * 3.0 / 254.0).sum()
+                        } else {
+                            0.0
+                        };
+                        let error = (f64::from(out[m * rows + n]) - want).abs();
+                        prop_assert!(error <= slack + size * 2e-5 + 1e-6, "{format:?} [{m}][{n}] {error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn add_offset_and_stride((rows, blocks, batch, seed) in shape(), offset in 0usize..20, gap in 0usize..20) {
+        let numbers = &mut Numbers(seed);
+        let stored = stored(Format::Q4_0, rows, 32 * blocks, numbers);
+        let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..32 * blocks).map(|_| numbers.float()).collect()).collect();
+        let team = Team::new(3).unwrap();
+        let packed = PackedMatrix::pack(&team, Format::Q4_0, rows, 32 * blocks, |row| &stored[row]).unwrap();
+        let plain = product(&team, &packed, &x, true);
+        let stride = offset + rows + gap;
+        let before: Vec<f32> = (0..batch * stride).map(|_| numbers.float()).collect();
+        for mode in [Mode::Store, Mode::Add] {
+            let mut out = before.clone();
+            matmul(&team, &packed, &activations(&team, &x, true), &mut out, stride, offset, mode);
+            for (i, (out, before)) in out.iter().zip(&before).enumerate() {
+                let (m, n) = (i / stride, i % stride);
+                let want = match mode {
+                    _ if n < offset || n >= offset + rows => *before,
+                    Mode::Store => plain[m * rows + n - offset],
+                    Mode::Add => before + plain[m * rows + n - offset],
+                };
+                prop_assert_eq!(out.to_bits(), want.to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn gate_up_is_two_products((rows, blocks, batch, seed) in shape(), whole in any::<bool>()) {
+        let numbers = &mut Numbers(seed);
+        let rows = if whole { rows.next_multiple_of(32) } else { rows };
+        let gate = stored(Format::Q4_1, rows, 32 * blocks, numbers);
+        let up = stored(Format::Q8_0, rows, 32 * blocks, numbers);
+        let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..32 * blocks).map(|_| numbers.float()).collect()).collect();
+        for path in Path::supported() {
+            let team = Team::with_path(3, path).unwrap();
+            let gate = PackedMatrix::pack(&team, Format::Q4_1, rows, 32 * blocks, |row| &gate[row]).unwrap();
+            let up = PackedMatrix::pack(&team, Format::Q8_0, rows, 32 * blocks, |row| &up[row]).unwrap();
+            let (gates, ups) = (product(&team, &gate, &x, true), product(&team, &up, &x, true));
+            for (activation, f) in [(Activation::Silu, silu as fn(f32) -> f32), (Activation::GeluTanh, gelu_tanh)] {
+                let mut out = Activations::new(rows);
+                gate_up(&team, &gate, &up, &activations(&team, &x, true), activation, &mut out, true);
+                let want: Vec<f32> = gates.iter().zip(&ups).map(|(gate, up)| up * f(*gate)).collect();
+                prop_assert_eq!(bits(out.values()), bits(&want));
+                prop_assert_eq!(out.is_quantized(), rows % 32 == 0);
+                if whole {
+                    // The 8-bit form is the one that quantizing afterwards gives: a product cannot tell.
+                    let rows_of = |x: &Activations| x.values().chunks(rows).map(<[f32]>::to_vec).collect::<Vec<_>>();
+                    let eye = stored(Format::Q8_0, 16, rows, &mut Numbers(seed));
+                    let next = PackedMatrix::pack(&team, Format::Q8_0, 16, rows, |row| &eye[row]).unwrap();
+                    let mut got = vec![0.0; batch * 16];
+                    matmul(&team, &next, &out, &mut got, 16, 0, Mode::Store);
+                    prop_assert_eq!(bits(&got), bits(&product(&team, &next, &rows_of(&out), true)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn quantized_weights_are_close_to_their_source((rows, blocks, _, seed) in shape()) {
+        let numbers = &mut Numbers(seed);
+        let team = Team::new(2).unwrap();
+        let source: Vec<Vec<f32>> = (0..rows).map(|_| (0..32 * blocks).map(|_| numbers.float() + 0.3).collect()).collect();
+        for (target, steps) in [(Target::Q4, 15.0), (Target::Q8, 254.0)] {
+            let packed =
+                PackedMatrix::quantize(&team, target, rows, 32 * blocks, |row, out| out.copy_from_slice(&source[row])).unwrap();
+            prop_assert_eq!(packed.format(), target.format());
+            let mut got = vec![0.0; 32 * blocks];
+            for (row, source) in source.iter().enumerate() {
+                packed.dequantize_row(row, &mut got);
+                for (got, source) in got.chunks(32).zip(source.chunks(32)) {
+                    let error: f32 = got.iter().zip(source).map(|(g, s)| (g - s).powi(2)).sum();
+                    // No worse than plain rounding over the whole range, whose error is uniform in half a step.
+                    let range = match target {
+                        Target::Q4 => source.iter().copied().fold(f32::MIN, f32::max) - source.iter().copied().fold(f32::MAX, f32::min),
+                        Target::Q8 => 2.0 * source.iter().fold(0f32, |m, v| m.max(v.abs())),
+                    };
+                    prop_assert!(error <= 32.0 * (range / steps).powi(2) / 4.0, "{target:?} {error} {range}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn constant_and_zero_blocks_quantize_exactly() {
+    let team = Team::new(1).unwrap();
+    for target in [Target::Q4, Target::Q8] {
+        for value in [0.0, 0.5, -2.0] {
+            let packed = PackedMatrix::quantize(&team, target, 3, 64, |_, out| out.fill(value)).unwrap();
+            let mut got = vec![1.0; 64];
+            packed.dequantize_row(2, &mut got);
+            assert!(
+                got.iter().all(|got| (got - value).abs() <= 2e-4 * value.abs()),
+                "{target:?} {value} {got:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn wrong_shapes_are_errors() {
+    let team = Team::new(2).unwrap();
+    let error = PackedMatrix::pack(&team, Format::Q4_0, 4, 33, |_| &[]).unwrap_err();
+    assert_eq!(error, PackError::Columns { format: Format::Q4_0, cols: 33 });
+    let rows = [vec![0; 36], vec![0; 35]];
+    let error = PackedMatrix::pack(&team, Format::Q4_0, 2, 64, |row| &rows[row]).unwrap_err();
+    assert!(error.to_string().contains("row 1 has 35 bytes where 64 values of Q4_0 take 36"), "{error}");
+    let error = PackedMatrix::quantize(&team, Target::Q8, 4, 33, |_, _| ()).unwrap_err();
+    assert!(error.to_string().contains("hint"), "{error}");
+    let error = PackedMatrix::pack(&team, Format::F32, usize::MAX / 4, 1 << 20, |_| &[]).unwrap_err();
+    assert!(matches!(error, PackError::Memory(_)), "{error}");
+}
+
+#[test]
+fn empty_products_do_nothing() {
+    let team = Team::new(2).unwrap();
+    let none = PackedMatrix::pack(&team, Format::F32, 0, 8, |_| &[]).unwrap();
+    let mut x = Activations::new(8);
+    matmul(&team, &none, &x, &mut [], 0, 0, Mode::Store);
+    x.resize(2);
+    matmul(&team, &none, &x, &mut [], 0, 0, Mode::Store);
+    let hollow = PackedMatrix::pack(&team, Format::Q8_0, 3, 0, |_| &[]).unwrap();
+    let mut x = Activations::new(0);
+    x.resize(2);
+    let mut out = [1.0; 6];
+    matmul(&team, &hollow, &x, &mut out, 3, 0, Mode::Store);
+    assert_eq!(out, [0.0; 6]);
+}
