@@ -1,0 +1,29 @@
+//! The CPU engine keeps the contract, for every stored format and every feature of the decoder.
+
+mod common;
+
+use common::{Features, Tiny, options};
+use tandem_cpu::CpuOptions;
+use tandem_engine::KvType;
+use tandem_model::format::Format;
+
+fn engine(format: Format, features: Features, options: &CpuOptions) -> Box<dyn tandem_engine::Engine> {
+    Box::new(Tiny::new(format, features).engine(options))
+}
+
+macro_rules! conform {
+    ($name:ident, $make:expr) => {
+        mod $name {
+            use super::*;
+            tandem_engine::conformance_tests!(|| $make, tolerance = 0.0);
+        }
+    };
+}
+
+conform!(f32_exact, engine(Format::F32, Features::default(), &options(2).exact()));
+conform!(f32_with_f16_kv, engine(Format::F32, Features::default(), &CpuOptions { kv: KvType::F16, ..options(1) }));
+conform!(bf16_all_features, engine(Format::Bf16, Features::ALL, &options(2)));
+conform!(q4_0, engine(Format::Q4_0, Features::default(), &options(2)));
+conform!(q4_1_all_features, engine(Format::Q4_1, Features::ALL, &options(2)));
+conform!(q8_0, engine(Format::Q8_0, Features::default(), &options(1)));
+conform!(q4_1_exact, engine(Format::Q4_1, Features::default(), &options(2).exact()));
