@@ -58,17 +58,18 @@ impl Blocks {
     /// Makes sure that `count` calls of [`Blocks::take`] will succeed.
     pub(crate) fn reserve(&mut self, count: usize) -> Result<(), EngineError> {
         let available = self.limit - (self.buffers.len() - self.free.len());
+        let block_bytes = self.block_bytes;
         let out_of_memory = |available: usize| EngineError::OutOfMemory {
             what: "the KV cache".into(),
-            needed: count as u64 * self.block_bytes(),
-            available: available as u64 * self.block_bytes(),
+            needed: (count * block_bytes) as u64,
+            available: available as u64 * block_bytes as u64,
             hint: "close a sequence, shorten the context or raise --memory-budget".into(),
         };
         if count > available {
             return Err(out_of_memory(available));
         }
         while self.free.len() < count {
-            let buffer = HugeBuffer::zeroed(self.block_bytes).map_err(|_| out_of_memory(self.free.len()))?;
+            let buffer = HugeBuffer::zeroed(block_bytes).map_err(|_| out_of_memory(self.free.len()))?;
             self.free.push(self.buffers.len() as BlockId);
             self.buffers.push(buffer);
             self.holders.push(0);
@@ -113,7 +114,11 @@ impl Blocks {
     }
 
     /// The parts of several blocks, in ascending order and each once, for writing.
-    pub(crate) fn parts_mut(&mut self, layer: usize, blocks: impl Iterator<Item = BlockId>) -> Vec<&mut [u8]> {
+    pub(crate) fn parts_mut(
+        &mut self,
+        layer: usize,
+        blocks: impl Iterator<Item = BlockId>,
+    ) -> Vec<&mut [u8]> {
         let (offset, bytes) = (self.offsets[layer], self.layers[layer].block_bytes());
         let (mut rest, mut first) = (self.buffers.as_mut_slice(), 0);
         let mut parts = Vec::new();
@@ -177,7 +182,8 @@ mod tests {
     fn parts_of_several_blocks_are_those_asked_for() {
         let mut blocks = pool(5);
         blocks.reserve(5).unwrap();
-        (0..5).for_each(|_| drop(blocks.take()));
+        let taken: Vec<_> = (0..5).map(|_| blocks.take()).collect();
+        assert_eq!(taken.len(), 5);
         for (i, part) in blocks.parts_mut(0, [0, 2, 4].into_iter()).into_iter().enumerate() {
             part.fill(i as u8 + 1);
         }

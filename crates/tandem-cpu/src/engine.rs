@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use tandem_engine::checks::{SeqState, check_step, fits_context};
 use tandem_engine::{
-    AdapterId, Capabilities, Engine, EngineError, EngineFactory, Fork, Input, Kind, KvSnapshot, KvType, LayerKv, Logits,
-    Memory, Row, RowOut, SeqBytes, SeqId, Ticket, Want, Which, sampler,
+    AdapterId, Capabilities, Engine, EngineError, EngineFactory, Fork, Input, Kind, KvSnapshot, KvType,
+    LayerKv, Logits, Memory, Row, RowOut, SeqBytes, SeqId, Ticket, Want, Which, sampler,
 };
 use tandem_kernels::kv::{self, KV_BLOCK, KvLayout};
 use tandem_kernels::team::Team;
-use tandem_model::decoder::{Decoder, Mixer};
 use tandem_model::Weights;
+use tandem_model::decoder::{Decoder, Mixer};
 
 use crate::blocks::{BlockId, Blocks, blocks_for};
 use crate::forward::{Forward, Part};
-use crate::lower::{lower, packed_bytes, rope_fingerprint, supports};
+use crate::lower::{lower, model_error, packed_bytes, rope_fingerprint, supports};
 use crate::memory::available_memory;
 
 /// Told the share of loading that is done, from 0 to 1.
@@ -134,9 +134,13 @@ impl CpuEngine {
         progress: &mut LoadProgress,
     ) -> Result<Self, EngineError> {
         let widths = supports(decoder)?;
+        for (weight, _) in decoder.weight_shapes() {
+            weights.matrix(weight).map_err(model_error)?;
+        }
         let context = options.context.unwrap_or(decoder.max_context);
         fits_context(context, decoder.max_context)?;
-        let threads = options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let threads =
+            options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let team = Team::new(threads).map_err(|error| EngineError::Device(error.to_string()))?;
 
         let layouts = kv_layouts(decoder, options.kv);
@@ -177,7 +181,14 @@ impl CpuEngine {
             rope: rope_fingerprint(&ropes),
             kv_type: options.kv,
             blocks: Blocks::new(layouts, available - weight_bytes - scratch),
-            forward: Forward::new(model, &ropes, Arc::clone(&weights), widths, team, options.quantize_activations),
+            forward: Forward::new(
+                model,
+                &ropes,
+                Arc::clone(&weights),
+                widths,
+                team,
+                options.quantize_activations,
+            ),
             weights,
             sequences: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -269,7 +280,11 @@ impl CpuEngine {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
         let mismatch = |field: String, expected: String, found: String| {
-            if expected == found { Ok(()) } else { Err(EngineError::SnapshotMismatch { field, expected, found }) }
+            if expected == found {
+                Ok(())
+            } else {
+                Err(EngineError::SnapshotMismatch { field, expected, found })
+            }
         };
         let layouts = self.blocks.layers();
         mismatch("layers".into(), layouts.len().to_string(), snapshot.layers.len().to_string())?;
@@ -312,7 +327,11 @@ impl Engine for CpuEngine {
     fn open(&mut self, max_len: usize, adapter: Option<AdapterId>) -> Result<SeqId, EngineError> {
         if adapter.is_some() {
             let (engine, feature) = ("cpu".into(), "adapters".into());
-            return Err(EngineError::Unsupported { engine, feature, hint: "merge the adapter into the weights".into() });
+            return Err(EngineError::Unsupported {
+                engine,
+                feature,
+                hint: "merge the adapter into the weights".into(),
+            });
         }
         self.check_max_len(0, max_len)?;
         Ok(self.insert(max_len, Vec::new(), Vec::new()))
@@ -393,7 +412,15 @@ impl Engine for CpuEngine {
                 layout.export(self.blocks.part(i, blocks[at / KV_BLOCK]), at % KV_BLOCK, k, v);
             }
             let KvLayout { kv_heads, head_dim, .. } = *layout;
-            layers.push(LayerKv { start: 0, length: tokens.len(), kv_heads, head_dim, dtype: self.kv_type, k, v });
+            layers.push(LayerKv {
+                start: 0,
+                length: tokens.len(),
+                kv_heads,
+                head_dim,
+                dtype: self.kv_type,
+                k,
+                v,
+            });
         }
         let (model, rope) = (self.weights.hash().to_owned(), self.rope.clone());
         Ok(KvSnapshot { model, adapter: None, rope, tokens: tokens.clone(), layers })
@@ -409,7 +436,9 @@ impl Engine for CpuEngine {
             let layout = self.blocks.layers()[i];
             let rows = layer.k.chunks_exact(layout.row_bytes()).zip(layer.v.chunks_exact(layout.row_bytes()));
             for (at, (k, v)) in rows.enumerate() {
-                if let [part] = self.blocks.parts_mut(i, std::iter::once(blocks[at / KV_BLOCK])).as_mut_slice() {
+                if let [part] =
+                    self.blocks.parts_mut(i, std::iter::once(blocks[at / KV_BLOCK])).as_mut_slice()
+                {
                     layout.import(part, at % KV_BLOCK, k, v);
                 }
             }

@@ -15,8 +15,8 @@ use tandem_kernels::norm;
 use tandem_kernels::rope::RopeTable;
 use tandem_kernels::rows::Rows;
 use tandem_kernels::team::Team;
-use tandem_model::decoder::{Decoder, QkNormOver, Rope};
 use tandem_model::Weights;
+use tandem_model::decoder::{Decoder, QkNormOver, Rope};
 
 use crate::blocks::{BlockId, Blocks};
 use crate::lower::{Attention, Layer, Linear, Mlp, Model, Norm, QkNorm, Widths};
@@ -102,7 +102,8 @@ impl Forward {
     /// Bytes of working memory held now.
     pub(crate) fn held_bytes(&self) -> u64 {
         let floats = [&self.x, &self.qkv, &self.added, &self.logits].map(Vec::capacity).iter().sum::<usize>();
-        let activations = [&self.normed, &self.attended, &self.gated].map(Activations::bytes).iter().sum::<usize>();
+        let activations =
+            [&self.normed, &self.attended, &self.gated].map(Activations::bytes).iter().sum::<usize>();
         (4 * floats + activations) as u64
     }
 
@@ -133,7 +134,8 @@ impl Forward {
     fn embed(&mut self, parts: &[Part<'_>], tokens: usize) {
         let Model { hidden, embedding, embedding_scale, .. } = &self.model;
         self.x.resize(tokens * hidden, 0.0);
-        let table = self.weights.matrix(embedding).expect("the embedding was read when the model was lowered");
+        let table =
+            self.weights.matrix(embedding).expect("the embedding was read when the model was lowered");
         let new = parts.iter().flat_map(|part| &part.tokens[part.tokens.len() - part.count..]);
         for (token, x) in new.zip(self.x.chunks_exact_mut(*hidden)) {
             table.row_f32(*token as usize, x);
@@ -153,7 +155,8 @@ impl Forward {
         writes: &[Write],
         blocks: &mut Blocks,
     ) {
-        let Attention { heads, kv_heads, head_dim, q, k, v, o, qk_norm, rope, window, scale, softcap } = &layer.attention;
+        let Attention { heads, kv_heads, head_dim, q, k, v, o, qk_norm, rope, window, scale, softcap } =
+            &layer.attention;
         self.norm(layer.mixer_pre_norm.as_ref(), [q, k, v]);
         let Widths { q: q_width, kv: kv_width, .. } = self.widths;
         let stride = q_width + 2 * kv_width;
@@ -186,8 +189,10 @@ impl Forward {
             .collect();
         write_kv(&self.team, &layout, keys, values, &mut slots);
 
-        let cached: Vec<Vec<&[u8]>> =
-            parts.iter().map(|part| part.blocks.iter().map(|block| blocks.part(index, *block)).collect()).collect();
+        let cached: Vec<Vec<&[u8]>> = parts
+            .iter()
+            .map(|part| part.blocks.iter().map(|block| blocks.part(index, *block)).collect())
+            .collect();
         let rows: Vec<AttentionRow<'_>> = parts
             .iter()
             .zip(&cached)

@@ -12,7 +12,6 @@ mod engine;
 mod forward;
 mod lower;
 mod memory;
-mod rope;
 
 pub use engine::{CpuEngine, CpuFactory, CpuOptions, LoadProgress, Quant};
 pub use memory::available_memory;

@@ -116,7 +116,11 @@ pub(crate) fn supports(decoder: &Decoder) -> Result<Widths, EngineError> {
 ///
 /// # Errors
 /// [`EngineError::Model`] if a tensor is missing.
-pub(crate) fn packed_bytes(decoder: &Decoder, weights: &Weights, quant: Option<Quant>) -> Result<u64, EngineError> {
+pub(crate) fn packed_bytes(
+    decoder: &Decoder,
+    weights: &Weights,
+    quant: Option<Quant>,
+) -> Result<u64, EngineError> {
     matrices(decoder).try_fold(0, |total, (weight, is_head)| {
         let matrix = weights.matrix(weight).map_err(model_error)?;
         let format = target(quant, &matrix, is_head).map_or(matrix.format, Target::format);
@@ -162,7 +166,8 @@ pub(crate) fn lower(
     quant: Option<Quant>,
     progress: &mut LoadProgress,
 ) -> Result<(Model, Vec<decoder::Rope>), EngineError> {
-    let total = matrices(decoder).filter_map(|(w, _)| weights.matrix(w).ok()).map(|m| m.rows * m.cols).sum::<usize>();
+    let total =
+        matrices(decoder).filter_map(|(w, _)| weights.matrix(w).ok()).map(|m| m.rows * m.cols).sum::<usize>();
     let mut packer = Packer { weights, team, quant, progress, done: 0, total, ropes: vec![] };
     let Decoder {
         architecture: _,
@@ -213,7 +218,20 @@ impl Packer<'_> {
             mlp_post_norm,
             residual_scale,
         } = layer;
-        let decoder::Attention { heads, kv_heads, head_dim, q, k, v, o, qk_norm, rope, window, scale, softcap } = attention;
+        let decoder::Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            q,
+            k,
+            v,
+            o,
+            qk_norm,
+            rope,
+            window,
+            scale,
+            softcap,
+        } = attention;
         let decoder::Mlp { intermediate: _, gate, up, down, activation } = mlp;
         Ok(Layer {
             mixer_pre_norm: self.optional_norm(mixer_pre_norm.as_ref())?,
@@ -280,11 +298,16 @@ impl Packer<'_> {
         let matrix = self.weights.matrix(weight).map_err(model_error)?;
         let packed = match target(self.quant, &matrix, is_head) {
             Some(target) => {
-                PackedMatrix::quantize(self.team, target, matrix.rows, matrix.cols, |row, out| matrix.row_f32(row, out))
+                PackedMatrix::quantize(self.team, target, matrix.rows, matrix.cols, |row, out| {
+                    matrix.row_f32(row, out)
+                })
             }
-            None => PackedMatrix::pack(self.team, matrix.format, matrix.rows, matrix.cols, |row| matrix.row(row)),
+            None => {
+                PackedMatrix::pack(self.team, matrix.format, matrix.rows, matrix.cols, |row| matrix.row(row))
+            }
         };
-        let packed = packed.map_err(|error| EngineError::Model(format!("tensor {}: {error}", weight.tensor)))?;
+        let packed =
+            packed.map_err(|error| EngineError::Model(format!("tensor {}: {error}", weight.tensor)))?;
         self.weights.release(weight);
         self.done += matrix.rows * matrix.cols;
         (self.progress)(self.done as f32 / self.total.max(1) as f32);

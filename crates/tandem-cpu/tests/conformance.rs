@@ -21,7 +21,10 @@ macro_rules! conform {
 }
 
 conform!(f32_exact, engine(Format::F32, Features::default(), &options(2).exact()));
-conform!(f32_with_f16_kv, engine(Format::F32, Features::default(), &CpuOptions { kv: KvType::F16, ..options(1) }));
+conform!(
+    f32_with_f16_kv,
+    engine(Format::F32, Features::default(), &CpuOptions { kv: KvType::F16, ..options(1) })
+);
 conform!(bf16_all_features, engine(Format::Bf16, Features::ALL, &options(2)));
 conform!(q4_0, engine(Format::Q4_0, Features::default(), &options(2)));
 conform!(q4_1_all_features, engine(Format::Q4_1, Features::ALL, &options(2)));

@@ -61,7 +61,11 @@ impl Timeline {
                     let tokens: Vec<u32> = (0..count).map(|_| self.token()).collect();
                     if !tokens.is_empty() {
                         self.live[i].1.extend(&tokens);
-                        rows.push(Row { seq: self.live[i].0, input: Input::Tokens(tokens), want: Want::Nothing });
+                        rows.push(Row {
+                            seq: self.live[i].0,
+                            input: Input::Tokens(tokens),
+                            want: Want::Nothing,
+                        });
                     }
                 }
                 if !rows.is_empty() {

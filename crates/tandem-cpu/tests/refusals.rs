@@ -25,7 +25,10 @@ fn a_model_too_large_for_the_budget_is_refused_before_loading_with_the_numbers()
     let EngineError::OutOfMemory { needed, available, .. } = &error else { panic!("{error}") };
     assert!(*needed > 100_000 && *available == 100_000);
     let text = error.to_string();
-    assert!(text.contains("bytes of weights") && text.contains("context of 512") && text.contains("hint:"), "{text}");
+    assert!(
+        text.contains("bytes of weights") && text.contains("context of 512") && text.contains("hint:"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! A tiny random model in memory, of any stored format, with any features.
 
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -7,7 +9,8 @@ use tandem_cpu::{CpuEngine, CpuOptions};
 use tandem_engine::sampler::uniform;
 use tandem_model::Weights;
 use tandem_model::decoder::{
-    Activation, Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, QkNorm, QkNormOver, Rope, RopeScaling, WeightRef,
+    Activation, Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, QkNorm, QkNormOver, Rope, RopeScaling,
+    WeightRef,
 };
 use tandem_model::format::Format;
 use tandem_model::weights::{Source, Tensor};
@@ -61,12 +64,18 @@ impl Tiny {
     }
 
     pub fn engine(&self, options: &CpuOptions) -> CpuEngine {
-        CpuEngine::load(&self.decoder, Arc::clone(&self.weights), options, &mut (Box::new(|_| ()) as _)).unwrap()
+        CpuEngine::load(&self.decoder, Arc::clone(&self.weights), options, &mut (Box::new(|_| ()) as _))
+            .unwrap()
     }
 }
 
 pub fn options(threads: usize) -> CpuOptions {
-    CpuOptions { threads: Some(threads), memory_budget: Some(64 << 20), max_step_tokens: 200, ..CpuOptions::default() }
+    CpuOptions {
+        threads: Some(threads),
+        memory_budget: Some(64 << 20),
+        max_step_tokens: 200,
+        ..CpuOptions::default()
+    }
 }
 
 fn decoder(features: Features) -> Decoder {
