@@ -12,7 +12,7 @@ use tandem_kernels::attention::{AttentionRow, AttentionShape, attention};
 use tandem_kernels::kv::{KV_BLOCK, KvWrite, write_kv};
 use tandem_kernels::matrix::{Mode, gate_up, matmul};
 use tandem_kernels::norm;
-use tandem_kernels::rope::RopeTable;
+use tandem_kernels::rope::{RopeTable, Rotations, rope};
 use tandem_kernels::rows::Rows;
 use tandem_kernels::team::Team;
 use tandem_model::Weights;
@@ -31,6 +31,16 @@ pub(crate) struct Part<'a> {
     pub blocks: &'a [BlockId],
     /// For how many of the last new tokens logits are wanted.
     pub logits: usize,
+}
+
+/// What all layers need to know of a step.
+struct Step<'a> {
+    parts: &'a [Part<'a>],
+    tokens: usize,
+    /// By index of the rope table.
+    rotations: Vec<Rotations>,
+    /// In ascending order of blocks.
+    writes: Vec<Write>,
 }
 
 /// New tokens that go to one block.
@@ -75,7 +85,7 @@ impl Forward {
         quantize: bool,
     ) -> Self {
         Self {
-            ropes: ropes.iter().map(|rope| RopeTable::new(rope.frequencies())).collect(),
+            ropes: ropes.iter().map(|rope| RopeTable::new(rope.frequencies(), 1.0)).collect(),
             weights,
             team,
             quantize,
@@ -109,9 +119,8 @@ impl Forward {
 
     /// Writes the new tokens' keys and values and returns the wanted logits, `[wanted, vocab]`, in order of the parts.
     pub(crate) fn run(&mut self, parts: &[Part<'_>], blocks: &mut Blocks) -> &[f32] {
-        let tokens: usize = parts.iter().map(|part| part.count).sum();
-        let mut positions = Vec::with_capacity(tokens);
         let mut wanted = Vec::new();
+        let mut positions = Vec::new();
         let mut writes = Vec::new();
         for part in parts {
             let (line, first) = (positions.len(), part.tokens.len() - part.count);
@@ -120,23 +129,25 @@ impl Forward {
             push_writes(part, line, first, &mut writes);
         }
         writes.sort_unstable_by_key(|write| write.block);
+        let rotations = self.ropes.iter().map(|rope| rope.rotations(positions.iter().copied())).collect();
+        let step = Step { parts, tokens: positions.len(), rotations, writes };
 
-        self.embed(parts, tokens);
+        self.embed(&step);
         let layers = std::mem::take(&mut self.model.layers);
         for (i, layer) in layers.iter().enumerate() {
-            self.mix(i, layer, parts, &positions, &writes, blocks);
+            self.mix(i, layer, &step, blocks);
             self.feed_forward(layer);
         }
         self.model.layers = layers;
         self.project_logits(&wanted)
     }
 
-    fn embed(&mut self, parts: &[Part<'_>], tokens: usize) {
+    fn embed(&mut self, step: &Step<'_>) {
         let Model { hidden, embedding, embedding_scale, .. } = &self.model;
-        self.x.resize(tokens * hidden, 0.0);
+        self.x.resize(step.tokens * hidden, 0.0);
         let table =
             self.weights.matrix(embedding).expect("the embedding was read when the model was lowered");
-        let new = parts.iter().flat_map(|part| &part.tokens[part.tokens.len() - part.count..]);
+        let new = step.parts.iter().flat_map(|part| &part.tokens[part.tokens.len() - part.count..]);
         for (token, x) in new.zip(self.x.chunks_exact_mut(*hidden)) {
             table.row_f32(*token as usize, x);
             if *embedding_scale != 1.0 {
@@ -146,21 +157,13 @@ impl Forward {
     }
 
     /// The attention half of a layer.
-    fn mix(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        parts: &[Part<'_>],
-        positions: &[usize],
-        writes: &[Write],
-        blocks: &mut Blocks,
-    ) {
-        let Attention { heads, kv_heads, head_dim, q, k, v, o, qk_norm, rope, window, scale, softcap } =
+    fn mix(&mut self, index: usize, layer: &Layer, step: &Step<'_>, blocks: &mut Blocks) {
+        let Attention { heads, kv_heads, head_dim, q, k, v, o, qk_norm, rope: table, window, scale, softcap } =
             &layer.attention;
         self.norm(layer.mixer_pre_norm.as_ref(), [q, k, v]);
         let Widths { q: q_width, kv: kv_width, .. } = self.widths;
         let stride = q_width + 2 * kv_width;
-        self.qkv.resize(positions.len() * stride, 0.0);
+        self.qkv.resize(step.tokens * stride, 0.0);
         for (linear, offset) in [(q, 0), (k, q_width), (v, q_width + kv_width)] {
             project(&self.team, linear, &self.normed, &mut self.qkv, stride, offset);
         }
@@ -173,27 +176,28 @@ impl Forward {
                 });
             }
         }
-        if let Some(rope) = rope {
-            // Keys follow queries, so one pass rotates both.
-            let table = &mut self.ropes[*rope];
-            table.apply(&self.team, &mut self.qkv, stride, heads + kv_heads, *head_dim, positions);
+        if let Some(table) = table {
+            // Keys lie behind queries, so one pass turns both.
+            rope(&self.team, &mut self.qkv, stride, heads + kv_heads, *head_dim, &step.rotations[*table]);
         }
         let layout = blocks.layers()[index];
         let keys = Rows::columns(&self.qkv, stride, q_width, kv_width);
         let values = Rows::columns(&self.qkv, stride, q_width + kv_width, kv_width);
         let mut slots: Vec<KvWrite<'_>> = blocks
-            .parts_mut(index, writes.iter().map(|write| write.block))
+            .parts_mut(index, step.writes.iter().map(|write| write.block))
             .into_iter()
-            .zip(writes)
+            .zip(&step.writes)
             .map(|(block, write)| KvWrite { block, slot: write.slot, tokens: write.lines.clone() })
             .collect();
         write_kv(&self.team, &layout, keys, values, &mut slots);
 
-        let cached: Vec<Vec<&[u8]>> = parts
+        let cached: Vec<Vec<&[u8]>> = step
+            .parts
             .iter()
             .map(|part| part.blocks.iter().map(|block| blocks.part(index, *block)).collect())
             .collect();
-        let rows: Vec<AttentionRow<'_>> = parts
+        let rows: Vec<AttentionRow<'_>> = step
+            .parts
             .iter()
             .zip(&cached)
             .map(|(part, blocks)| AttentionRow {
@@ -205,7 +209,7 @@ impl Forward {
         let shape =
             AttentionShape { heads: *heads, kv: layout, scale: *scale, window: *window, softcap: *softcap };
         let queries = Rows::columns(&self.qkv, stride, 0, q_width);
-        self.attended.resize(positions.len());
+        self.attended.resize(step.tokens);
         attention(&self.team, &shape, queries, &rows, self.attended.values_mut());
         if self.quantize && o.matrix.format().is_quantized() {
             self.attended.quantize(&self.team);
@@ -243,14 +247,18 @@ impl Forward {
     /// The residual stream, normed where there is a norm, as input for `consumers`.
     fn norm<const N: usize>(&mut self, norm: Option<&Norm>, consumers: [&Linear; N]) {
         let quantize = self.quantize && consumers.iter().any(|linear| linear.matrix.format().is_quantized());
-        let (hidden, path, x) = (self.model.hidden, self.team.path(), &self.x);
-        self.normed.resize(x.len() / hidden);
-        self.normed.fill_rows(&self.team, quantize, |row, out| {
-            out.copy_from_slice(&x[row * hidden..][..hidden]);
-            if let Some(Norm { weight, eps }) = norm {
-                norm::rms_norm_rows(path, out, weight, *eps);
+        match norm {
+            Some(Norm { weight, eps }) => {
+                norm::rms_norm(&self.team, &self.x, weight, *eps, &mut self.normed, quantize);
             }
-        });
+            None => {
+                let (hidden, x) = (self.model.hidden, &self.x);
+                self.normed.resize(x.len() / hidden);
+                self.normed.fill_rows(&self.team, quantize, |row, out| {
+                    out.copy_from_slice(&x[row * hidden..][..hidden])
+                });
+            }
+        }
     }
 
     fn project_logits(&mut self, wanted: &[usize]) -> &[f32] {
