@@ -15,7 +15,7 @@ use tandem_model::decoder::{Decoder, Mixer};
 
 use crate::blocks::{BlockId, Blocks, blocks_for};
 use crate::forward::{Forward, Part};
-use crate::lower::{lower, model_error, packed_bytes, rope_fingerprint, supports};
+use crate::lower::{lower, packed_bytes, rope_fingerprint, supports};
 use crate::memory::available_memory;
 
 /// Told the share of loading that is done, from 0 to 1.
@@ -135,7 +135,7 @@ impl CpuEngine {
     ) -> Result<Self, EngineError> {
         let widths = supports(decoder)?;
         for (weight, _) in decoder.weight_shapes() {
-            weights.matrix(weight).map_err(model_error)?;
+            weights.matrix(weight)?;
         }
         let context = options.context.unwrap_or(decoder.max_context);
         fits_context(context, decoder.max_context)?;

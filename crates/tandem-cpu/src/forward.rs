@@ -255,7 +255,7 @@ impl Forward {
                 let (hidden, x) = (self.model.hidden, &self.x);
                 self.normed.resize(x.len() / hidden);
                 self.normed.fill_rows(&self.team, quantize, |row, out| {
-                    out.copy_from_slice(&x[row * hidden..][..hidden])
+                    out.copy_from_slice(&x[row * hidden..][..hidden]);
                 });
             }
         }

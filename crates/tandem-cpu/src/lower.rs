@@ -7,9 +7,9 @@ use tandem_engine::EngineError;
 use tandem_kernels::math::Activation;
 use tandem_kernels::matrix::{PANEL, PackedMatrix, Target};
 use tandem_kernels::team::Team;
+use tandem_model::Weights;
 use tandem_model::decoder::{self, Decoder, Mixer, QkNormOver, WeightRef};
 use tandem_model::weights::Matrix;
-use tandem_model::{ModelError, Weights};
 
 use crate::engine::{LoadProgress, Quant};
 
@@ -122,7 +122,7 @@ pub(crate) fn packed_bytes(
     quant: Option<Quant>,
 ) -> Result<u64, EngineError> {
     matrices(decoder).try_fold(0, |total, (weight, is_head)| {
-        let matrix = weights.matrix(weight).map_err(model_error)?;
+        let matrix = weights.matrix(weight)?;
         let format = target(quant, &matrix, is_head).map_or(matrix.format, Target::format);
         let row = format.row_bytes(matrix.cols).unwrap_or(0) as u64;
         Ok(total + row * matrix.rows.next_multiple_of(PANEL) as u64)
@@ -147,10 +147,6 @@ fn target(quant: Option<Quant>, matrix: &Matrix<'_>, is_head: bool) -> Option<Ta
     };
     let divides = wanted.format().row_bytes(matrix.cols).is_some();
     (!matrix.format.is_quantized() && divides).then_some(wanted)
-}
-
-pub(crate) fn model_error(error: ModelError) -> EngineError {
-    EngineError::Model(error.to_string())
 }
 
 /// What two sequences must agree on to share keys, in words.
@@ -278,7 +274,7 @@ impl Packer<'_> {
 
     fn norm(&self, norm: &decoder::Norm) -> Result<Norm, EngineError> {
         let decoder::Norm { weight, eps, offset } = norm;
-        let mut weight = self.weights.vector(weight).map_err(model_error)?;
+        let mut weight = self.weights.vector(weight)?;
         weight.iter_mut().for_each(|w| *w += offset);
         Ok(Norm { weight, eps: *eps })
     }
@@ -290,16 +286,16 @@ impl Packer<'_> {
 
     fn linear(&mut self, linear: &decoder::Linear, is_head: bool) -> Result<Linear, EngineError> {
         let decoder::Linear { weight, bias } = linear;
-        let bias = bias.as_ref().map(|bias| self.weights.vector(bias)).transpose().map_err(model_error)?;
+        let bias = bias.as_ref().map(|bias| self.weights.vector(bias)).transpose()?;
         Ok(Linear { matrix: self.matrix(weight, is_head)?, bias })
     }
 
     fn matrix(&mut self, weight: &WeightRef, is_head: bool) -> Result<PackedMatrix, EngineError> {
-        let matrix = self.weights.matrix(weight).map_err(model_error)?;
+        let matrix = self.weights.matrix(weight)?;
         let packed = match target(self.quant, &matrix, is_head) {
             Some(target) => {
                 PackedMatrix::quantize(self.team, target, matrix.rows, matrix.cols, |row, out| {
-                    matrix.row_f32(row, out)
+                    matrix.row_f32(row, out);
                 })
             }
             None => {

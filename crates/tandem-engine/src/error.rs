@@ -118,3 +118,9 @@ pub enum EngineError {
     #[error("engine failure: {0}")]
     Device(String),
 }
+
+impl From<tandem_model::ModelError> for EngineError {
+    fn from(error: tandem_model::ModelError) -> Self {
+        Self::Model(error.to_string())
+    }
+}
