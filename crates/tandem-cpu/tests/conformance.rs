@@ -1,5 +1,7 @@
 //! The CPU engine keeps the contract, for every stored format and every feature of the decoder.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use common::{Features, Tiny, options};

@@ -1,6 +1,8 @@
 //! Cold equals warm and alone equals batched, bit by bit: random timelines of batches, chunks, forks, truncations and
 //! snapshots, on several thread counts, against each history computed cold, alone and in one step on one thread.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use common::{Features, Tiny, VOCAB, options};

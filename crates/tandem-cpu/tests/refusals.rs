@@ -1,5 +1,7 @@
 //! What the engine refuses to load, and what its errors say.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! A tiny random model in memory, of any stored format, with any features.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::collections::BTreeMap;
