@@ -10,8 +10,16 @@
 //! plain or fused operation that the scalar twin repeats, so that the paths agree bit for bit as well.
 
 pub mod activations;
+pub mod attention;
 pub mod buffer;
+pub mod elementwise;
+pub mod kv;
+mod lanes;
+pub mod logits;
 pub mod math;
 pub mod matrix;
+pub mod norm;
 pub mod path;
+pub mod rope;
+pub mod rows;
 pub mod team;

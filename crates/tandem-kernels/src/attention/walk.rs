@@ -1,0 +1,290 @@
+//! A few queries of one kv head walk over the keys and values that they see.
+//!
+//! The tokens of a sequence are cut into *partitions* of [`PARTITION`] tokens at absolute positions. A query's partial
+//! result over a partition is one online softmax over its tiles, in order; its result is the partial results merged,
+//! in order. Both hold whether one thread walks all partitions or each is done by another thread and merged at the
+//! end, and whether one query is walked alone or beside others: so the bits are the same.
+
+use std::ops::Range;
+
+use super::tile::{self, Line, Scoring, Softmax};
+use crate::kv::{self, Element, KV_BLOCK, KvLayout};
+use crate::lanes::{LANES, Lanes};
+use crate::rows::Rows;
+
+/// Tokens in a partition: a multiple of [`KV_BLOCK`].
+pub(super) const PARTITION: usize = 256;
+
+/// Up to this many rows, keys and values are converted to f32 on the way to a register; more share one converted
+/// copy of the tile.
+const CONVERT_IN_PLACE: usize = 12;
+
+/// Rows that are weighted together where each token sees another part of the tile.
+const RAGGED_ROWS: usize = 6;
+
+/// All query heads of one kv head, of consecutive tokens of a sequence: a *row* is one head of one token, and the
+/// rows of a token are neighbours.
+#[derive(Clone, Copy)]
+pub(super) struct Queries<'a> {
+    pub layout: &'a KvLayout,
+    pub scoring: Scoring,
+    pub window: usize,
+    pub blocks: &'a [&'a [u8]],
+    pub kv_head: usize,
+    /// Query heads per kv head.
+    pub group: usize,
+    /// The first token, as a row of q.
+    pub token: usize,
+    /// Its absolute position.
+    pub position: usize,
+    /// The number of tokens, at least 1.
+    pub tokens: usize,
+}
+
+impl Queries<'_> {
+    pub fn rows(&self) -> usize {
+        self.tokens * self.group
+    }
+
+    /// The columns of q and of the output that belong to this kv head.
+    pub fn columns(&self) -> Range<usize> {
+        let width = self.group * self.layout.head_dim;
+        self.kv_head * width..(self.kv_head + 1) * width
+    }
+
+    /// The positions that the `token`-th of these tokens sees.
+    fn visible(&self, token: usize) -> Range<usize> {
+        let end = self.position + token + 1;
+        end.saturating_sub(self.window)..end
+    }
+
+    /// The positions that at least one token sees.
+    pub fn span(&self) -> Range<usize> {
+        self.visible(0).start..self.visible(self.tokens - 1).end
+    }
+
+    /// The partitions that at least one token sees a part of.
+    pub fn partitions(&self) -> Range<usize> {
+        let span = self.span();
+        span.start / PARTITION..span.end.div_ceil(PARTITION)
+    }
+
+    /// The tokens that see a part of `positions`.
+    fn seeing(&self, positions: &Range<usize>) -> Range<usize> {
+        let end = positions.end.saturating_add(self.window - 1).saturating_sub(self.position);
+        positions.start.saturating_sub(self.position)..end.min(self.tokens)
+    }
+
+    /// The slots of the tile at `base` that a token sees.
+    fn slots(&self, token: usize, base: usize) -> Range<usize> {
+        let visible = self.visible(token);
+        visible.start.saturating_sub(base)..(visible.end - base).min(KV_BLOCK)
+    }
+
+    /// The first partition that a token sees a part of.
+    fn first_partition(&self, token: usize) -> usize {
+        self.visible(token).start / PARTITION
+    }
+}
+
+/// Softmaxes and weighted sums of some rows.
+#[derive(Default)]
+pub(super) struct Accumulator {
+    softmax: Vec<Softmax>,
+    sums: Vec<f32>,
+}
+
+impl Accumulator {
+    fn reset(&mut self, rows: usize, dim: usize) {
+        self.softmax.clear();
+        self.softmax.resize(rows, Softmax::EMPTY);
+        self.sums.clear();
+        self.sums.resize(rows * dim, 0.0);
+    }
+}
+
+/// What a thread needs to walk, kept between calls.
+#[derive(Default)]
+pub(super) struct Scratch {
+    q: Vec<f32>,
+    lines: Vec<Line>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    partial: Accumulator,
+    total: Accumulator,
+}
+
+impl Scratch {
+    /// Takes the queries in, one row after the other.
+    pub fn load(&mut self, queries: &Queries<'_>, q: Rows<'_>) {
+        self.q.clear();
+        for token in queries.token..queries.token + queries.tokens {
+            self.q.extend_from_slice(&q.row(token)[queries.columns()]);
+        }
+        self.lines.resize(queries.rows().max(self.lines.len()), [0.0; KV_BLOCK]);
+        self.total.reset(queries.rows(), queries.layout.head_dim);
+    }
+
+    /// Computes the partial result of partition `index`.
+    pub fn walk<L: Lanes, E: Element>(&mut self, lanes: L, queries: &Queries<'_>, index: usize) {
+        let span = queries.span();
+        let start = span.start.max(index * PARTITION);
+        let end = span.end.min((index + 1) * PARTITION);
+        self.partial.reset(queries.rows(), queries.layout.head_dim);
+        for tile in start / KV_BLOCK..end.div_ceil(KV_BLOCK) {
+            let base = tile * KV_BLOCK;
+            let tokens = queries.seeing(&(base..base + KV_BLOCK));
+            if tokens.is_empty() {
+                continue;
+            }
+            let (keys, values) = kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head);
+            if E::IS_F32 || tokens.len() * queries.group <= CONVERT_IN_PLACE {
+                self.attend(lanes, queries, tokens, base, keys, values);
+            } else {
+                let (mut k, mut v) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.values));
+                convert(lanes, keys.as_flattened(), &mut k);
+                convert(lanes, values, &mut v);
+                self.attend(lanes, queries, tokens, base, k.as_chunks().0, &v);
+                (self.keys, self.values) = (k, v);
+            }
+        }
+    }
+
+    /// Some of the tokens against the tile at `base`.
+    fn attend<L: Lanes, E: Element>(
+        &mut self,
+        lanes: L,
+        queries: &Queries<'_>,
+        tokens: Range<usize>,
+        base: usize,
+        keys: &[[E; KV_BLOCK]],
+        values: &[E],
+    ) {
+        let (dim, group) = (queries.layout.head_dim, queries.group);
+        let rows = tokens.start * group..tokens.end * group;
+        let lines = &mut self.lines[rows.clone()];
+        let sums = &mut self.partial.sums[rows.start * dim..rows.end * dim];
+        let softmax = &mut self.partial.softmax[rows.clone()];
+
+        tile::scores(lanes, &self.q[rows.start * dim..rows.end * dim], keys, lines);
+        lanes.vectorize(
+            #[inline(always)]
+            || {
+                for (row, (line, softmax)) in lines.iter_mut().zip(softmax).enumerate() {
+                    let slots = queries.slots(tokens.start + row / group, base);
+                    if let Some(factor) = tile::soften(lanes, queries.scoring, line, slots, softmax) {
+                        tile::rescale(lanes, &mut sums[row * dim..][..dim], factor);
+                    }
+                }
+            },
+        );
+
+        let mut weigh = |tokens: Range<usize>, slots: Range<usize>| {
+            if !slots.is_empty() {
+                let rows = tokens.start * group..tokens.end * group;
+                let sums = &mut sums[rows.start * dim..rows.end * dim];
+                tile::weigh(lanes, &lines[rows], values, dim, slots, sums);
+            }
+        };
+        // Where all tokens see the same slots, all rows go together. Elsewhere a few tokens do, over the slots that
+        // they all see, and each alone over those before and after: a token never meets a slot that it does not see.
+        let slots = |token: usize| queries.slots(tokens.start + token, base);
+        let step =
+            if slots(0) == slots(tokens.len() - 1) { tokens.len() } else { (RAGGED_ROWS / group).max(1) };
+        for first in (0..tokens.len()).step_by(step) {
+            let some = first..tokens.len().min(first + step);
+            let (start, end) = (slots(some.end - 1).start, slots(first).end);
+            let common = start..end.max(start);
+            for token in some.clone() {
+                let own = slots(token);
+                weigh(token..token + 1, own.start..own.end.min(common.start));
+            }
+            weigh(some.clone(), common.clone());
+            for token in some {
+                let own = slots(token);
+                weigh(token..token + 1, own.start.max(common.end)..own.end);
+            }
+        }
+    }
+
+    /// Copies the partial result out: a softmax and `head_dim` floats per row.
+    pub fn store(&self, softmax: &mut [Softmax], sums: &mut [f32]) {
+        softmax.copy_from_slice(&self.partial.softmax);
+        sums.copy_from_slice(&self.partial.sums);
+    }
+
+    /// Merges the partial result of `walk` into the total. Partitions must come in order.
+    pub fn merge<L: Lanes>(&mut self, lanes: L, queries: &Queries<'_>, index: usize) {
+        let partial = &self.partial;
+        merge(lanes, queries, index, &mut self.total, &partial.softmax, &partial.sums);
+    }
+
+    /// Merges a partial result that was stored.
+    pub fn merge_stored<L: Lanes>(
+        &mut self,
+        lanes: L,
+        queries: &Queries<'_>,
+        index: usize,
+        softmax: &[Softmax],
+        sums: &[f32],
+    ) {
+        merge(lanes, queries, index, &mut self.total, softmax, sums);
+    }
+
+    /// Writes the result of one token: `group` × `head_dim` floats.
+    pub fn finish<L: Lanes>(&self, lanes: L, queries: &Queries<'_>, token: usize, out: &mut [f32]) {
+        let (dim, group) = (queries.layout.head_dim, queries.group);
+        out.copy_from_slice(&self.total.sums[token * group * dim..][..group * dim]);
+        let softmax = &self.total.softmax[token * group..][..group];
+        lanes.vectorize(
+            #[inline(always)]
+            || {
+                for (out, softmax) in out.chunks_exact_mut(dim).zip(softmax) {
+                    tile::rescale(lanes, out, 1.0 / softmax.sum);
+                }
+            },
+        );
+    }
+}
+
+fn merge<L: Lanes>(
+    lanes: L,
+    queries: &Queries<'_>,
+    index: usize,
+    total: &mut Accumulator,
+    softmax: &[Softmax],
+    sums: &[f32],
+) {
+    let (dim, group) = (queries.layout.head_dim, queries.group);
+    let tokens = queries.seeing(&(index * PARTITION..(index + 1) * PARTITION));
+    lanes.vectorize(
+        #[inline(always)]
+        || {
+            for token in tokens {
+                let first = queries.first_partition(token) == index;
+                for row in token * group..(token + 1) * group {
+                    let (row_sums, sums) = (&mut total.sums[row * dim..][..dim], &sums[row * dim..][..dim]);
+                    if first {
+                        total.softmax[row] = softmax[row];
+                        row_sums.copy_from_slice(sums);
+                    } else {
+                        tile::merge(lanes, &mut total.softmax[row], row_sums, &softmax[row], sums);
+                    }
+                }
+            }
+        },
+    );
+}
+
+/// Converts a part of a tile to f32.
+fn convert<L: Lanes, E: Element>(lanes: L, from: &[E], to: &mut Vec<f32>) {
+    to.resize(from.len(), 0.0);
+    lanes.vectorize(
+        #[inline(always)]
+        || {
+            for (from, to) in from.as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
+                lanes.store(E::load(lanes, from), to);
+            }
+        },
+    );
+}
