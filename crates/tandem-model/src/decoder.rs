@@ -144,6 +144,8 @@ pub enum RopeScaling {
         /// Context length of the original training, in tokens.
         original_context: usize,
     },
+    /// Frequency `i` divided by `factors[i]`, `rotary_dim / 2` of them (GGUF's `rope_freqs.weight`).
+    Factors(Vec<f32>),
 }
 
 /// RMS norm: `x / sqrt(mean(x²) + eps) * (weight + offset)`.
@@ -169,6 +171,8 @@ pub struct Linear {
 /// Gated MLP: `down(act(gate(x)) * up(x))`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mlp {
+    /// Width between the two halves.
+    pub intermediate: usize,
     /// `[intermediate, hidden]`.
     pub gate: Linear,
     /// `[intermediate, hidden]`.
@@ -235,45 +239,121 @@ impl RowOrder {
     }
 }
 
+/// One weight that a forward pass reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WeightUse<'a> {
+    /// Where it lies.
+    pub weight: &'a WeightRef,
+    /// The shape it must have, slowest dimension first.
+    pub shape: Vec<usize>,
+    /// What it does.
+    pub role: Role,
+}
+
+/// What a weight does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Role {
+    /// Embedding, projection or head.
+    Matrix,
+    /// Added after a projection.
+    Bias,
+    /// A norm's weight.
+    Norm {
+        /// As [`Norm::offset`].
+        offset: f32,
+    },
+}
+
 impl Decoder {
     /// Every weight the network reads, in the order a forward pass meets them (the head last, also when tied).
     pub fn weight_refs(&self) -> Vec<&WeightRef> {
-        let mut refs = vec![&self.embedding];
+        self.weight_uses().into_iter().map(|used| used.weight).collect()
+    }
+
+    /// [`Decoder::weight_refs`] with the shape and role of each.
+    pub fn weight_uses(&self) -> Vec<WeightUse<'_>> {
+        let hidden = self.hidden_size;
+        let mut uses = Uses(Vec::new());
+        uses.push(&self.embedding, vec![self.vocab_size, hidden], Role::Matrix);
         for layer in &self.layers {
             let Layer {
                 mixer_pre_norm,
                 mixer: Mixer::Attention(attention),
                 mixer_post_norm,
                 mlp_pre_norm,
-                mlp: Mlp { gate, up, down, activation: _ },
+                mlp: Mlp { intermediate, gate, up, down, activation: _ },
                 mlp_post_norm,
                 residual_scale: _,
             } = layer;
-            refs.extend(mixer_pre_norm.iter().map(|n| &n.weight));
-            for linear in [&attention.q, &attention.k, &attention.v] {
-                linear.push_refs(&mut refs);
+            uses.norm(mixer_pre_norm.as_ref(), hidden);
+            let q_rows = attention.heads * attention.head_dim;
+            let kv_rows = attention.kv_heads * attention.head_dim;
+            uses.linear(&attention.q, q_rows, hidden);
+            uses.linear(&attention.k, kv_rows, hidden);
+            uses.linear(&attention.v, kv_rows, hidden);
+            if let Some(QkNorm { q, k, over }) = &attention.qk_norm {
+                let (q_len, k_len) = match over {
+                    QkNormOver::Head => (attention.head_dim, attention.head_dim),
+                    QkNormOver::FullWidth => (q_rows, kv_rows),
+                };
+                uses.norm(Some(q), q_len);
+                uses.norm(Some(k), k_len);
             }
-            if let Some(QkNorm { q, k, over: _ }) = &attention.qk_norm {
-                refs.extend([&q.weight, &k.weight]);
-            }
-            attention.o.push_refs(&mut refs);
-            refs.extend(mixer_post_norm.iter().map(|n| &n.weight));
-            refs.extend(mlp_pre_norm.iter().map(|n| &n.weight));
-            for linear in [gate, up, down] {
-                linear.push_refs(&mut refs);
-            }
-            refs.extend(mlp_post_norm.iter().map(|n| &n.weight));
+            uses.linear(&attention.o, hidden, q_rows);
+            uses.norm(mixer_post_norm.as_ref(), hidden);
+            uses.norm(mlp_pre_norm.as_ref(), hidden);
+            uses.linear(gate, *intermediate, hidden);
+            uses.linear(up, *intermediate, hidden);
+            uses.linear(down, hidden, *intermediate);
+            uses.norm(mlp_post_norm.as_ref(), hidden);
         }
-        refs.push(&self.final_norm.weight);
-        self.head.push_refs(&mut refs);
-        refs
+        uses.norm(Some(&self.final_norm), hidden);
+        uses.linear(&self.head, self.vocab_size, hidden);
+        uses.0
     }
 }
 
-impl Linear {
-    fn push_refs<'a>(&'a self, refs: &mut Vec<&'a WeightRef>) {
-        refs.push(&self.weight);
-        refs.extend(&self.bias);
+/// Collects [`Decoder::weight_uses`].
+struct Uses<'a>(Vec<WeightUse<'a>>);
+
+impl<'a> Uses<'a> {
+    fn push(&mut self, weight: &'a WeightRef, shape: Vec<usize>, role: Role) {
+        self.0.push(WeightUse { weight, shape, role });
+    }
+
+    fn norm(&mut self, norm: Option<&'a Norm>, len: usize) {
+        if let Some(Norm { weight, eps: _, offset }) = norm {
+            self.push(weight, vec![len], Role::Norm { offset: *offset });
+        }
+    }
+
+    fn linear(&mut self, Linear { weight, bias }: &'a Linear, rows: usize, cols: usize) {
+        self.push(weight, vec![rows, cols], Role::Matrix);
+        if let Some(bias) = bias {
+            self.push(bias, vec![rows], Role::Bias);
+        }
+    }
+}
+
+impl Rope {
+    /// The angular frequency of each rotated pair in radians per position, `rotary_dim / 2` values; transformers calls
+    /// them `inv_freq`. Computed in f64 and rounded once.
+    pub fn frequencies(&self) -> Vec<f32> {
+        let (theta, dim) = (f64::from(self.theta), self.rotary_dim);
+        let plain = |i: usize| theta.powf(-2.0 * i as f64 / dim as f64);
+        let stretch = |i: usize| match &self.scaling {
+            RopeScaling::Default => 1.0,
+            RopeScaling::Linear { factor } => f64::from(*factor),
+            RopeScaling::Factors(factors) => factors.get(i).copied().map_or(1.0, f64::from),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let (low, high) = (f64::from(*low_freq_factor), f64::from(*high_freq_factor));
+                let wavelengths = *original_context as f64 * plain(i) / std::f64::consts::TAU;
+                // 0 where the wavelength is long (stretched in full), 1 where it is short (kept).
+                let keep = ((wavelengths - low) / (high - low)).clamp(0.0, 1.0);
+                1.0 / ((1.0 - keep) / f64::from(*factor) + keep)
+            }
+        };
+        (0..dim / 2).map(|i| (plain(i) / stretch(i)) as f32).collect()
     }
 }
 

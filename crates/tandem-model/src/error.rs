@@ -1,6 +1,6 @@
 //! What can be wrong with a checkpoint. Every message names the file or field and says what to do.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a checkpoint could not be opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -83,4 +83,24 @@ pub enum ModelError {
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+}
+
+/// Short constructors for the readers.
+impl ModelError {
+    pub(crate) fn malformed(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Malformed { path: path.to_owned(), what: what.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn unsupported(
+        path: &Path,
+        key: impl Into<String>,
+        value: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self::Unsupported { path: path.to_owned(), key: key.into(), value: value.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn missing_file(path: PathBuf, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::MissingFile { path, what: what.into(), hint: hint.into() }
+    }
 }

@@ -1,0 +1,123 @@
+//! The architectures: one short file each, config keys one to one.
+//!
+//! A new one made of known features is one file here, one line in [`ALL`] and a golden fixture.
+
+mod llama;
+mod rope;
+
+use std::path::Path;
+
+use crate::config::Config;
+use crate::decoder::Decoder;
+use crate::error::ModelError;
+use crate::weights::Weights;
+
+/// How an architecture is recognised and read.
+pub struct Architecture {
+    /// `model_type` in config.json.
+    model_type: &'static str,
+    /// In config.json's `architectures`.
+    class: &'static str,
+    /// `general.architecture` of a GGUF file.
+    gguf: &'static str,
+    from_config: fn(&Config) -> Result<Decoder, ModelError>,
+    from_gguf: fn(&Config, &Weights) -> Result<Decoder, ModelError>,
+    /// Tensors that checkpoints carry though they hold no weights.
+    not_weights: fn(&str) -> bool,
+}
+
+const ALL: &[Architecture] = &[llama::LLAMA];
+
+/// Keys of config.json that transformers writes for every model and that do not change inference. Generation settings
+/// in config.json are a leftover of old versions; generation_config.json is where they are read from.
+const COMMON: &[&str] = &[
+    "_name_or_path",
+    "_attn_implementation_autoset",
+    "attn_implementation",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "max_length",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "return_dict",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers.js_config",
+    "transformers_version",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+];
+
+/// Reads config.json. Pure: touches no file; `path` is for messages.
+///
+/// # Errors
+/// [`ModelError::Malformed`] or [`ModelError::Unsupported`], naming the key.
+pub fn decoder_from_config(path: &Path, json: &[u8]) -> Result<(&'static Architecture, Decoder), ModelError> {
+    let config = Config::parse(path, json)?;
+    let architecture = recognise(&config)?;
+    config.ignore(COMMON);
+    let decoder = (architecture.from_config)(&config)?;
+    config.finish()?;
+    Ok((architecture, decoder))
+}
+
+/// Reads the metadata below `{architecture}.` of a GGUF file.
+///
+/// # Errors
+/// As [`decoder_from_config`], and [`ModelError::MissingTensor`].
+pub(crate) fn decoder_from_gguf(
+    path: &Path,
+    architecture: &str,
+    metadata: &Config,
+    weights: &Weights,
+) -> Result<(&'static Architecture, Decoder), ModelError> {
+    let Some(found) = ALL.iter().find(|known| known.gguf == architecture) else {
+        return Err(ModelError::unsupported(path, "general.architecture", architecture, known(|a| a.gguf)));
+    };
+    let decoder = (found.from_gguf)(metadata, weights)?;
+    metadata.finish()?;
+    Ok((found, decoder))
+}
+
+impl Architecture {
+    /// Whether a tensor that the decoder does not read may be there all the same.
+    pub(crate) fn tolerates(&self, tensor: &str) -> bool {
+        (self.not_weights)(tensor)
+    }
+}
+
+fn recognise(config: &Config) -> Result<&'static Architecture, ModelError> {
+    let model_type = config.text("model_type")?;
+    let classes = config.get("architectures").and_then(|value| value.as_array());
+    let class = classes.and_then(|classes| classes.first()).and_then(|class| class.as_str());
+    match (class, model_type) {
+        (Some(class), model_type) => {
+            let found = ALL.iter().find(|known| known.class == class);
+            let found = found.ok_or_else(|| config.unsupported("architectures", &known(|a| a.class)))?;
+            if model_type.is_some_and(|model_type| model_type != found.model_type) {
+                return Err(config.unsupported(
+                    "model_type",
+                    &format!("the class {class} goes with model_type {}", found.model_type),
+                ));
+            }
+            Ok(found)
+        }
+        (None, Some(model_type)) => {
+            let found = ALL.iter().find(|known| known.model_type == model_type);
+            found.ok_or_else(|| config.unsupported("model_type", &known(|a| a.model_type)))
+        }
+        (None, None) => Err(config.malformed("model_type", "is not there, and neither is architectures")),
+    }
+}
+
+fn known(name: impl Fn(&Architecture) -> &str) -> String {
+    let names: Vec<&str> = ALL.iter().map(name).collect();
+    format!("Tandem knows {}", names.join(", "))
+}

@@ -1,0 +1,139 @@
+//! Seeded random weights of any shape, for benchmarks without a checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::Checkpoint;
+use crate::arch;
+use crate::decoder::{Role, WeightUse};
+use crate::error::ModelError;
+use crate::format::{BLOCK, Format};
+use crate::generation::GenerationConfig;
+use crate::tokenizer::Tokenizer;
+use crate::weights::{Source, Tensor, Weights};
+
+/// Standard deviation of the weights, transformers' `initializer_range`.
+const DEVIATION: f32 = 0.02;
+
+impl Checkpoint {
+    /// A model as `config_json` describes it, with matrices of random values (uniform, deviation 0.02) in `format`,
+    /// norms of 1 and biases of 0. The same seed gives the same weights. The tokenizer stands in: ids 0 to 255 are the
+    /// bytes, the others have no text; there is no template and no end token.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`] for the config; [`ModelError::Unsupported`] if `format`'s blocks do not divide a row or the
+    /// weights do not fit into memory.
+    pub fn dummy(config_json: &Path, seed: u64, format: Format) -> Result<Self, ModelError> {
+        let json = std::fs::read(config_json)
+            .map_err(|source| ModelError::Io { path: config_json.to_owned(), source })?;
+        let (_, decoder) = arch::decoder_from_config(config_json, &json)?;
+        let mut tensors = BTreeMap::new();
+        for WeightUse { weight, shape, role } in decoder.weight_uses() {
+            if tensors.contains_key(&weight.tensor) {
+                continue;
+            }
+            let tensor = match role {
+                Role::Matrix => random(format, &shape, mix(seed, &weight.tensor)),
+                Role::Bias => constant(0.0, &shape),
+                Role::Norm { offset } => constant(1.0 - offset, &shape),
+            };
+            let tensor = tensor.ok_or_else(|| {
+                ModelError::unsupported(
+                    config_json,
+                    format!("shape of {}", weight.tensor),
+                    format!("{shape:?} in {}", format.name()),
+                    "rows must divide into blocks of the format, and the weights must fit into memory",
+                )
+            })?;
+            tensors.insert(weight.tensor.clone(), tensor);
+        }
+        let tokenizer = Tokenizer::bytes(decoder.vocab_size)?;
+        Ok(Self {
+            tokenizer,
+            weights: Arc::new(Weights::new(tensors)),
+            chat: None,
+            generation: GenerationConfig::default(),
+            source: config_json.to_owned(),
+            decoder,
+        })
+    }
+}
+
+fn tensor(format: Format, shape: &[usize], bytes: Vec<u8>) -> Tensor {
+    let range = 0..bytes.len();
+    Tensor { format, shape: shape.to_vec(), source: Source::Memory(bytes.into()), range }
+}
+
+fn constant(value: f32, shape: &[usize]) -> Option<Tensor> {
+    Some(tensor(Format::F32, shape, value.to_le_bytes().repeat(shape.iter().product())))
+}
+
+/// `None` if the format cannot store the shape, or there is no memory.
+fn random(format: Format, shape: &[usize], seed: u64) -> Option<Tensor> {
+    let (cols, rows) = shape.split_last()?;
+    let len = rows.iter().try_fold(format.row_bytes(*cols)?, |product, &n| product.checked_mul(n))?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).ok()?;
+    // A uniform distribution over (-a, a) has the deviation a / sqrt(3).
+    let reach = DEVIATION * 3f32.sqrt();
+    let uniform = |bits: u64| (f32::from(bits as u16) - 32767.5) * (reach / 32768.0);
+    let mut counter = Counter(seed);
+    match format {
+        Format::F32 => fill(&mut bytes, len, &mut counter, |bits| uniform(bits).to_le_bytes()),
+        Format::F16 => fill(&mut bytes, len, &mut counter, |bits| f16::from_f32(uniform(bits)).to_le_bytes()),
+        Format::Bf16 => {
+            fill(&mut bytes, len, &mut counter, |bits| bf16::from_f32(uniform(bits)).to_le_bytes())
+        }
+        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
+            // Random quants of full range under a scale that gives the same reach.
+            let scale = reach / if format == Format::Q8_0 { 128.0 } else { 8.0 };
+            let minimum = (format == Format::Q4_1).then(|| f16::from_f32(-reach).to_le_bytes());
+            let quants = if format == Format::Q8_0 { BLOCK } else { BLOCK / 2 };
+            while bytes.len() < len {
+                bytes.extend(f16::from_f32(scale).to_le_bytes());
+                bytes.extend(minimum.iter().flatten());
+                for _ in 0..quants / 8 {
+                    bytes.extend(counter.next().to_le_bytes());
+                }
+            }
+        }
+    }
+    Some(tensor(format, shape, bytes))
+}
+
+/// Four values from each draw of 64 bits.
+fn fill<const N: usize>(
+    bytes: &mut Vec<u8>,
+    len: usize,
+    counter: &mut Counter,
+    value: impl Fn(u64) -> [u8; N],
+) {
+    while bytes.len() < len {
+        let draw = counter.next();
+        let four = [draw, draw >> 16, draw >> 32, draw >> 48].map(&value);
+        let left = (len - bytes.len()).min(4 * N);
+        bytes.extend_from_slice(&four.as_flattened()[..left]);
+    }
+}
+
+/// SplitMix64: a Weyl sequence and a finalizer (Steele, Lea and Flood 2014).
+struct Counter(u64);
+
+impl Counter {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// A seed of its own for each tensor (FNV-1a over the name).
+fn mix(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
