@@ -134,7 +134,7 @@ impl CpuEngine {
         progress: &mut LoadProgress,
     ) -> Result<Self, EngineError> {
         let widths = supports(decoder)?;
-        for (weight, _) in decoder.weight_shapes() {
+        for weight in decoder.weight_refs() {
             weights.matrix(weight)?;
         }
         let context = options.context.unwrap_or(decoder.max_context);

@@ -54,7 +54,7 @@ impl Tiny {
     pub fn new(format: Format, features: Features) -> Self {
         let decoder = decoder(features);
         let mut tensors = BTreeMap::new();
-        for (i, (weight, shape)) in decoder.weight_shapes().into_iter().enumerate() {
+        for (i, WeightUse { weight, shape, .. }) in decoder.weight_uses().into_iter().enumerate() {
             let tensor = match shape.as_slice() {
                 [_] => vector(i as u64, shape),
                 _ => matrix(i as u64, format, shape),
