@@ -101,7 +101,7 @@ pub fn parse(path: &Path, file: &[u8]) -> Result<Vec<Entry>, ModelError> {
         }
         entries.push(Entry { name, dtype, shape, range: base + start..base + end });
     }
-    entries.sort_by(|a, b| (a.range.start, a.range.end).cmp(&(b.range.start, b.range.end)));
+    entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
     let mut at = base;
     for entry in &entries {
         if entry.range.start != at {

@@ -29,7 +29,8 @@ const MAX_OUTPUT: usize = 64 << 20;
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool`.
     pub role: String,
-    /// A string, or a list of parts as the OpenAI API has them.
+    /// A string, a list of parts as the OpenAI API has them, or null where a message has none (tool calls).
+    #[serde(default)]
     pub content: Value,
     /// Whatever else the template may look at (`name`, `tool_calls`, `reasoning_content`).
     #[serde(flatten)]

@@ -58,6 +58,7 @@ pub(super) fn replace_generation_tags(source: &str) -> String {
 }
 
 /// `json.dumps(value, ensure_ascii=False, ...)`: transformers' filter. No HTML escapes, a space after `,` and `:`.
+#[allow(clippy::needless_pass_by_value)] // minijinja hands filters their keyword arguments by value
 fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),

@@ -14,7 +14,7 @@ use super::json::byte_level_bpe;
 use super::spelling::{LeadingSpace, Spelling};
 use super::{Inner, Pieces, Tokenizer};
 use crate::error::ModelError;
-use crate::gguf::{Gguf, Value};
+use crate::gguf::{Array, Gguf, Value};
 
 /// The pattern of Llama 3; Qwen 2 differs in the digits it takes together.
 macro_rules! llama3_pattern {
@@ -53,7 +53,7 @@ pub(crate) fn from_gguf(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Tok
     let (pre_tokenizer, ignore_merges, bos_by_default) =
         pre_tokenizer(path, text("tokenizer.ggml.pre").unwrap_or("gpt-2"))?;
 
-    let tokens = array("tokenizer.ggml.tokens").and_then(|array| array.texts());
+    let tokens = array("tokenizer.ggml.tokens").and_then(Array::texts);
     let tokens: Vec<&str> =
         tokens.ok_or_else(|| malformed("tokenizer.ggml.tokens is no list of strings".into()))?.collect();
     if tokens.len() != rows {
@@ -69,7 +69,7 @@ pub(crate) fn from_gguf(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Tok
             return Err(malformed(format!("the tokens {other} and {id} are both spelled {token:?}")));
         }
     }
-    let lines = array("tokenizer.ggml.merges").and_then(|array| array.texts());
+    let lines = array("tokenizer.ggml.merges").and_then(Array::texts);
     let lines = lines.ok_or_else(|| malformed("tokenizer.ggml.merges is no list of strings".into()))?;
     let merges = lines
         .map(|line| match line.split_once(' ') {
@@ -82,7 +82,7 @@ pub(crate) fn from_gguf(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Tok
         tokenizers.with_normalizer(Some(NFC)).map_err(|error| ModelError::Tokenizer(error.to_string()))?;
     }
 
-    let types: Vec<i64> = match array("tokenizer.ggml.token_type").map(|array| array.integers()) {
+    let types: Vec<i64> = match array("tokenizer.ggml.token_type").map(Array::integers) {
         None => Vec::new(),
         Some(None) => return Err(malformed("tokenizer.ggml.token_type is no list of numbers".into())),
         Some(Some(types)) => types.collect(),

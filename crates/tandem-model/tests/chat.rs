@@ -1,0 +1,122 @@
+//! Chat templates against transformers' own renderings (fixtures/chat, made by scripts/chat_reference.py).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tandem_model::{ChatTemplate, Message, ModelError, RenderOptions};
+
+#[derive(Deserialize)]
+struct Reference {
+    template: String,
+    special: BTreeMap<String, String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    tools: Option<Vec<Value>>,
+    documents: Option<Value>,
+    #[serde(default)]
+    variables: Map<String, Value>,
+    now: Option<String>,
+    expected: Option<String>,
+    error: Option<String>,
+    #[serde(default)]
+    fails: bool,
+}
+
+fn local_time(text: &str) -> SystemTime {
+    let naive: chrono::NaiveDateTime = text.parse().unwrap();
+    naive.and_local_timezone(chrono::Local).unwrap().into()
+}
+
+#[test]
+fn renders_as_transformers_does() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/chat");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 7);
+    let mut faults = Vec::new();
+    for file in files {
+        let reference: Reference = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let chat = ChatTemplate::new(reference.template, reference.special);
+        for (i, case) in reference.cases.into_iter().enumerate() {
+            let mut extra = case.variables;
+            extra.extend(case.documents.map(|documents| ("documents".to_owned(), documents)));
+            let options = RenderOptions {
+                add_generation_prompt: case.add_generation_prompt,
+                tools: case.tools,
+                extra,
+                now: case.now.as_deref().map(local_time),
+            };
+            let got = chat.render(&case.messages, &options);
+            let right = match (&got, &case.expected, &case.error) {
+                (Ok(got), Some(expected), None) => got == expected,
+                (Err(error), None, Some(raised)) => error.to_string() == format!("chat template: it refuses: {raised}"),
+                (Err(_), None, None) => case.fails,
+                _ => false,
+            };
+            if !right {
+                let wanted = case.expected.or(case.error).unwrap_or_else(|| "a failure".into());
+                let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+                faults.push(format!("{name} case {i}:\nwanted {wanted}\ngot    {}", got.unwrap_or_else(|e| e.to_string())));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n\n"));
+}
+
+fn render(template: &str) -> Result<String, ModelError> {
+    ChatTemplate::new(template, BTreeMap::new()).render(&[Message::new("user", "Hi")], &RenderOptions::default())
+}
+
+#[test]
+fn a_template_that_throws_hands_on_its_words() {
+    let error = render("{{ raise_exception('Only one system message, please.') }}").unwrap_err();
+    assert_eq!(error.to_string(), "chat template: it refuses: Only one system message, please.");
+}
+
+#[test]
+fn a_template_that_does_not_parse_names_the_line() {
+    let error = render("line one\n{% if %}").unwrap_err().to_string();
+    assert!(error.contains("syntax error") && error.contains("line 2") && error.contains("hint:"), "{error}");
+}
+
+#[test]
+fn endless_work_and_endless_text_are_cut() {
+    let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = a + b %}{% endfor %}{% endfor %}";
+    let error = render(nested).unwrap_err().to_string();
+    assert!(error.contains("too much work"), "{error}");
+    let doubling = "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+    assert!(render(doubling).is_err());
+    let text = "{% set s = 'x' * 1000000 %}{% for i in range(100) %}{{ s }}{% endfor %}";
+    let error = render(text).unwrap_err().to_string();
+    assert!(error.contains("64 MiB"), "{error}");
+}
+
+#[test]
+fn tools_choose_the_template_made_for_them() {
+    let named = [("default", "plain"), ("tool_use", "tools")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+    let chat = ChatTemplate::with_named(named.into(), BTreeMap::new());
+    let mut options = RenderOptions::default();
+    assert_eq!(chat.render(&[], &options).unwrap(), "plain");
+    options.tools = Some(vec![Value::Null]);
+    assert_eq!(chat.render(&[], &options).unwrap(), "tools");
+
+    let only = [("rag".to_owned(), "x".to_owned())];
+    let error = ChatTemplate::with_named(only.into(), BTreeMap::new()).render(&[], &RenderOptions::default());
+    assert!(error.unwrap_err().to_string().contains("only rag"));
+}
+
+#[test]
+fn variables_of_the_request_reach_the_template() {
+    let chat = ChatTemplate::new("{{ bos_token }}{{ enable_thinking }}", [("bos_token".into(), "<s>".into())].into());
+    let options =
+        RenderOptions { extra: Map::from_iter([("enable_thinking".into(), false.into())]), ..RenderOptions::default() };
+    assert_eq!(chat.render(&[], &options).unwrap(), "<s>False");
+}
