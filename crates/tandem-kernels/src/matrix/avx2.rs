@@ -397,7 +397,7 @@ fn store<const T: usize, const H: usize>(
 }
 
 /// The memory of floats.
-fn as_bytes(floats: &[f32]) -> &[u8] {
+pub(super) fn as_bytes(floats: &[f32]) -> &[u8] {
     // SAFETY: every byte of an f32 is initialised, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
 }

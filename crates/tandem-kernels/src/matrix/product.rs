@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use tandem_model::format::BLOCK;
 
-#[cfg(target_arch = "x86_64")]
-use super::avx2;
 use super::{PANEL, PackedMatrix, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::activations::Activations;
 use crate::math::Activation;
 use crate::path::{Isa, Path};
@@ -162,7 +162,10 @@ fn panel_product(
         Some(x) if format.is_quantized() => match path.isa() {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: such a path exists only where the CPU has these features.
-            Isa::Avx2 | Isa::Avx512 => unsafe { avx2::int(format, panel, &x, out) },
+            Isa::Avx2 => unsafe { avx2::int(format, panel, &x, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx512 => unsafe { avx512::int(format, panel, &x, out) },
             _ => scalar::int(format, panel, &x, out),
         },
         _ => {
@@ -170,7 +173,10 @@ fn panel_product(
             match path.isa() {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: such a path exists only where the CPU has these features.
-                Isa::Avx2 | Isa::Avx512 => unsafe { avx2::float(format, panel, &x, out) },
+                Isa::Avx2 => unsafe { avx2::float(format, panel, &x, out) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Isa::Avx512 => unsafe { avx512::float(format, panel, &x, out) },
                 _ => scalar::float(format, panel, &x, out),
             }
         }
