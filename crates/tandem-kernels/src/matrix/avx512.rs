@@ -11,7 +11,7 @@ use std::ops::Range;
 use tandem_model::format::{BLOCK, Format};
 
 use super::avx2::{as_bytes, decode_block};
-use super::scalar::CHUNK;
+use super::scalar::{CHUNK, each_panel};
 use super::{PANEL, head_bytes, packed_block_bytes};
 use crate::activations::{FloatRows, IntRows};
 
@@ -175,25 +175,42 @@ unsafe fn int_tile<Q: Quantized, const T: usize>(
 
 /// As [`scalar::float`](super::scalar::float).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) fn float(format: Format, panel: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    let size = packed_block_bytes(format);
-    assert_eq!(panel.len(), x.cols / format.block_len() * size, "panel");
+pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
     out.fill([0.0; PANEL]);
     match format {
-        Format::F32 => float_rows::<F32>(panel, x, 0..x.cols, out),
-        Format::F16 => float_rows::<F16>(panel, x, 0..x.cols, out),
-        Format::Bf16 => float_rows::<Bf16>(panel, x, 0..x.cols, out),
+        Format::F32 => float_panels::<F32>(format, panels, x, out),
+        Format::F16 => float_panels::<F16>(format, panels, x, out),
+        Format::Bf16 => float_panels::<Bf16>(format, panels, x, out),
         Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
+            let size = packed_block_bytes(format);
             let mut decoded = [0f32; PANEL * CHUNK];
-            for (c, blocks) in panel.chunks(CHUNK / BLOCK * size).enumerate() {
-                let cols = blocks.len() / size * BLOCK;
-                for (block, out) in blocks.chunks_exact(size).zip(decoded.as_chunks_mut().0) {
-                    decode_block(format, block, out);
+            for (panel, out) in each_panel(format, panels, x, out) {
+                for (c, blocks) in panel.chunks(CHUNK / BLOCK * size).enumerate() {
+                    let cols = blocks.len() / size * BLOCK;
+                    for (block, out) in blocks.chunks_exact(size).zip(decoded.as_chunks_mut().0) {
+                        decode_block(format, block, out);
+                    }
+                    let bytes = as_bytes(&decoded[..cols * PANEL]);
+                    float_rows::<F32>(bytes, x, c * CHUNK..c * CHUNK + cols, out);
                 }
-                let bytes = as_bytes(&decoded[..cols * PANEL]);
-                float_rows::<F32>(bytes, x, c * CHUNK..c * CHUNK + cols, out);
             }
         }
+    }
+}
+
+/// With one row, the sums of one panel would wait for each other: two panels at a time keep the units busy.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
+    if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
+        let (low, high) = panels.split_at(panels.len() / 2);
+        assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
+        let out = [std::array::from_mut(first), std::array::from_mut(second)];
+        // SAFETY: both panels hold all columns, and `x` is one row.
+        unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
+        return;
+    }
+    for (panel, out) in each_panel(format, panels, x, out) {
+        float_rows::<W>(panel, x, 0..x.cols, out);
     }
 }
 
@@ -253,47 +270,56 @@ fn float_rows<W: Load>(weights: &[u8], x: &FloatRows<'_>, cols: Range<usize>, ou
     unsafe {
         let (tiles, rest) = out.as_chunks_mut::<8>();
         for tile in tiles {
-            float_tile::<W, 8>(weights, x, cols.clone(), first, tile);
+            float_tile::<W, 8, 1>([weights], x, cols.clone(), first, [tile]);
             first += 8;
         }
         let (tiles, rest) = rest.as_chunks_mut::<4>();
         for tile in tiles {
-            float_tile::<W, 4>(weights, x, cols.clone(), first, tile);
+            float_tile::<W, 4, 1>([weights], x, cols.clone(), first, [tile]);
             first += 4;
         }
-        for tile in rest {
-            float_tile::<W, 1>(weights, x, cols.clone(), first, std::array::from_mut(tile));
-            first += 1;
+        let (tiles, rest) = rest.as_chunks_mut::<2>();
+        for tile in tiles {
+            float_tile::<W, 2, 1>([weights], x, cols.clone(), first, [tile]);
+            first += 2;
+        }
+        if let [row] = rest {
+            float_tile::<W, 1, 1>([weights], x, cols, first, [std::array::from_mut(row)]);
         }
     }
 }
 
-/// `T` rows times a panel.
+/// Adds `P` panels times `T` rows to `out`.
 ///
 /// # Safety
-/// `weights` must hold the columns `cols`, which lie inside the rows, and `x` the rows `first..first + T`.
+/// Each of `weights` must hold the columns `cols`, which lie inside the rows, and `x` the rows `first..first + T`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-unsafe fn float_tile<W: Load, const T: usize>(
-    weights: &[u8],
+unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
+    weights: [&[u8]; P],
     x: &FloatRows<'_>,
     cols: Range<usize>,
     first: usize,
-    out: &mut [[f32; PANEL]; T],
+    out: [&mut [[f32; PANEL]; T]; P],
 ) {
-    // SAFETY: column `k` has `PANEL` values in `weights`, and one in each of the rows.
+    // SAFETY: column `k` has `PANEL` values in each of `weights`, and one in each of the rows.
     unsafe {
         let rows: [*const f32; T] =
             std::array::from_fn(|t| x.values.as_ptr().add((first + t) * x.cols + cols.start));
-        let mut acc: [__m512; T] = std::array::from_fn(|t| _mm512_loadu_ps(out[t].as_ptr()));
+        let mut acc: [[__m512; T]; P] =
+            std::array::from_fn(|p| std::array::from_fn(|t| _mm512_loadu_ps(out[p][t].as_ptr())));
         for k in 0..cols.len() {
-            let w = W::load(weights.as_ptr().add(k * PANEL * W::SIZE));
-            for t in 0..T {
-                acc[t] = _mm512_fmadd_ps(w, _mm512_set1_ps(*rows[t].add(k)), acc[t]);
+            for p in 0..P {
+                let w = W::load(weights[p].as_ptr().add(k * PANEL * W::SIZE));
+                for t in 0..T {
+                    acc[p][t] = _mm512_fmadd_ps(w, _mm512_set1_ps(*rows[t].add(k)), acc[p][t]);
+                }
             }
         }
-        for (acc, out) in acc.iter().zip(out) {
-            _mm512_storeu_ps(out.as_mut_ptr(), *acc);
+        for p in 0..P {
+            for t in 0..T {
+                _mm512_storeu_ps(out[p][t].as_mut_ptr(), acc[p][t]);
+            }
         }
     }
 }

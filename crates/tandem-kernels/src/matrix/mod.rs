@@ -23,6 +23,8 @@ pub use pack::PackError;
 pub use product::{Mode, gate_up, matmul};
 pub use quantize::Target;
 
+use std::ops::Range;
+
 use tandem_model::format::{BLOCK, Format};
 
 use crate::buffer::HugeBuffer;
@@ -70,9 +72,10 @@ impl PackedMatrix {
         self.rows.div_ceil(PANEL)
     }
 
-    fn panel(&self, panel: usize) -> &[u8] {
+    /// The bytes of some panels.
+    fn panels_bytes(&self, panels: Range<usize>) -> &[u8] {
         let bytes = self.data.len() / self.panels().max(1);
-        &self.data[panel * bytes..][..bytes]
+        &self.data[panels.start * bytes..panels.end * bytes]
     }
 }
 
