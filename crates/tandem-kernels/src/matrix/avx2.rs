@@ -222,7 +222,7 @@ fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: 
     if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
         let (low, high) = panels.split_at(panels.len() / 2);
         assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
-        let out = [std::array::from_mut(first), std::array::from_mut(second)];
+        let out = &mut [std::array::from_mut(first), std::array::from_mut(second)];
         // SAFETY: both panels hold all columns, and `x` is one row.
         unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
         return;
@@ -288,14 +288,20 @@ fn float_rows<W: Load>(weights: &[u8], x: &FloatRows<'_>, cols: Range<usize>, ou
     // SAFETY: the lengths were checked for all rows of `out`.
     unsafe {
         for (i, tile) in tiles.iter_mut().enumerate() {
-            float_tile::<W, 6, 1>([weights], x, cols.clone(), 6 * i, [tile]);
+            float_tile::<W, 6, 1>([weights], x, cols.clone(), 6 * i, &mut [tile]);
         }
         let (pairs, last) = rest.as_chunks_mut::<2>();
         for (i, tile) in pairs.iter_mut().enumerate() {
-            float_tile::<W, 2, 1>([weights], x, cols.clone(), done + 2 * i, [tile]);
+            float_tile::<W, 2, 1>([weights], x, cols.clone(), done + 2 * i, &mut [tile]);
         }
         if let [tile] = last {
-            float_tile::<W, 1, 1>([weights], x, cols, done + 2 * pairs.len(), [std::array::from_mut(tile)]);
+            float_tile::<W, 1, 1>(
+                [weights],
+                x,
+                cols,
+                done + 2 * pairs.len(),
+                &mut [std::array::from_mut(tile)],
+            );
         }
     }
 }
@@ -311,7 +317,7 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
     x: &FloatRows<'_>,
     cols: Range<usize>,
     first: usize,
-    out: [&mut [[f32; PANEL]; T]; P],
+    out: &mut [&mut [[f32; PANEL]; T]; P],
 ) {
     // SAFETY: column `k` has `PANEL` values in each of `weights`, and one in each of the rows.
     unsafe {

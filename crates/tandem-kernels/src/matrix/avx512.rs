@@ -204,7 +204,7 @@ fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: 
     if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
         let (low, high) = panels.split_at(panels.len() / 2);
         assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
-        let out = [std::array::from_mut(first), std::array::from_mut(second)];
+        let out = &mut [std::array::from_mut(first), std::array::from_mut(second)];
         // SAFETY: both panels hold all columns, and `x` is one row.
         unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
         return;
@@ -270,21 +270,21 @@ fn float_rows<W: Load>(weights: &[u8], x: &FloatRows<'_>, cols: Range<usize>, ou
     unsafe {
         let (tiles, rest) = out.as_chunks_mut::<8>();
         for tile in tiles {
-            float_tile::<W, 8, 1>([weights], x, cols.clone(), first, [tile]);
+            float_tile::<W, 8, 1>([weights], x, cols.clone(), first, &mut [tile]);
             first += 8;
         }
         let (tiles, rest) = rest.as_chunks_mut::<4>();
         for tile in tiles {
-            float_tile::<W, 4, 1>([weights], x, cols.clone(), first, [tile]);
+            float_tile::<W, 4, 1>([weights], x, cols.clone(), first, &mut [tile]);
             first += 4;
         }
         let (tiles, rest) = rest.as_chunks_mut::<2>();
         for tile in tiles {
-            float_tile::<W, 2, 1>([weights], x, cols.clone(), first, [tile]);
+            float_tile::<W, 2, 1>([weights], x, cols.clone(), first, &mut [tile]);
             first += 2;
         }
         if let [row] = rest {
-            float_tile::<W, 1, 1>([weights], x, cols, first, [std::array::from_mut(row)]);
+            float_tile::<W, 1, 1>([weights], x, cols, first, &mut [std::array::from_mut(row)]);
         }
     }
 }
@@ -300,7 +300,7 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
     x: &FloatRows<'_>,
     cols: Range<usize>,
     first: usize,
-    out: [&mut [[f32; PANEL]; T]; P],
+    out: &mut [&mut [[f32; PANEL]; T]; P],
 ) {
     // SAFETY: column `k` has `PANEL` values in each of `weights`, and one in each of the rows.
     unsafe {
