@@ -2,12 +2,15 @@
 //!
 //! Streams all weight matrices of a SmolLM2-135M-like model at one row of activations (GB/s of packed weights, beside
 //! a plain read loop over a buffer as large), and multiplies them with 512 rows (GOP/s, two operations a
-//! multiply-add), for each format, kernel path and number of threads given. Arms are interleaved; medians are shown.
+//! multiply-add), for each number of threads, format and kernel path. Arms are interleaved; medians are shown, and the
+//! best in brackets.
 //!
-//!     cargo run --release -p tandem-kernels --example roofline -- [threads ...]
+//!     cargo run --release -p tandem-kernels --example roofline -- [THREADS ...] [FORMAT ...]
+//!
+//! A `FORMAT` is a name such as `Q4_0`, or `Q4_0-exact` for quantized weights with f32 activations.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tandem_kernels::activations::Activations;
@@ -64,8 +67,8 @@ impl Model {
         layers.chain([&self.head])
     }
 
-    /// All products of a forward pass over `rows` rows (and the head on the last of them); seconds.
-    fn pass(&self, team: &Team, rows: usize, int: bool) -> f64 {
+    /// All products of a forward pass over `rows` rows (and the head on the last of them), each timed.
+    fn pass(&self, team: &Team, rows: usize, int: bool, times: &mut Times) {
         let mut x = Activations::new(HIDDEN);
         let mut hidden = Activations::new(MLP);
         let mut last = Activations::new(HIDDEN);
@@ -75,16 +78,52 @@ impl Model {
         last.fill_rows(team, int, |_, row| row.fill(0.5));
         let mut out = vec![0.0; rows * (HIDDEN + 384)];
         let mut logits = vec![0.0; self.head.rows()];
-        let start = Instant::now();
         for layer in &self.layers {
-            matmul(team, &layer.qkv, &x, &mut out, HIDDEN + 384, 0, Mode::Store);
-            matmul(team, &layer.o, &x, &mut out, HIDDEN, 0, Mode::Add);
-            gate_up(team, &layer.gate, &layer.up, &x, Activation::Silu, &mut hidden, int);
-            matmul(team, &layer.down, &hidden, &mut out, HIDDEN, 0, Mode::Add);
+            times.time(0, || matmul(team, &layer.qkv, &x, &mut out, HIDDEN + 384, 0, Mode::Store));
+            times.time(1, || matmul(team, &layer.o, &x, &mut out, HIDDEN, 0, Mode::Add));
+            times.time(2, || gate_up(team, &layer.gate, &layer.up, &x, Activation::Silu, &mut hidden, int));
+            times.time(3, || matmul(team, &layer.down, &hidden, &mut out, HIDDEN, 0, Mode::Add));
         }
-        matmul(team, &self.head, &last, &mut logits, self.head.rows(), 0, Mode::Store);
-        start.elapsed().as_secs_f64()
+        times.time(4, || matmul(team, &self.head, &last, &mut logits, self.head.rows(), 0, Mode::Store));
     }
+}
+
+/// Seconds of each kind of product, many samples each. Adding up a median for each kind leaves out the moments when
+/// something else had the core.
+#[derive(Default, Clone)]
+struct Times([Vec<f64>; 5]);
+
+impl Times {
+    fn time(&mut self, kind: usize, f: impl FnOnce()) {
+        let start = Instant::now();
+        f();
+        self.0[kind].push(start.elapsed().as_secs_f64());
+    }
+
+    /// `work` per second, for a pass that has every layer and, if `head`, the head.
+    fn rate(&mut self, work: f64, head: bool) -> Rate {
+        let mut rate = Rate { median: 0.0, best: 0.0 };
+        for (kind, times) in self.0.iter_mut().enumerate() {
+            times.sort_by(f64::total_cmp);
+            let count = [LAYERS as f64, f64::from(u8::from(head))][kind / 4];
+            rate.median += count * times[times.len() / 2];
+            rate.best += count * times[0];
+        }
+        Rate { median: work / rate.median, best: work / rate.best }
+    }
+}
+
+/// Seconds of a run in which no thread leaves before all have come.
+fn fork_and_join(team: &Team) -> f64 {
+    let (threads, arrived) = (team.threads(), AtomicUsize::new(0));
+    let start = Instant::now();
+    team.run(|_| {
+        arrived.fetch_add(1, Ordering::Relaxed);
+        while arrived.load(Ordering::Relaxed) < threads {
+            std::hint::spin_loop();
+        }
+    });
+    start.elapsed().as_secs_f64()
 }
 
 /// Seconds to read all of `buffer`, each thread its share.
@@ -105,14 +144,22 @@ fn read(team: &Team, buffer: &[u8]) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+/// A rate by the median of the times, and by the least.
+struct Rate {
+    median: f64,
+    best: f64,
+}
+
+impl std::fmt::Display for Rate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:6.1} ({:6.1})", self.median, self.best)
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let threads: Vec<usize> = std::env::args().skip(1).map(|arg| arg.parse()).collect::<Result<_, _>>()?;
-    let threads = if threads.is_empty() { vec![1, 2] } else { threads };
+    let (numbers, names): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|arg| arg.parse::<usize>().is_ok());
+    let threads = if numbers.is_empty() { vec!["1".to_owned(), "2".to_owned()] } else { numbers };
     let mut buffer = HugeBuffer::zeroed(94 << 20)?;
     buffer.fill(1);
     println!("huge pages: {}", buffer.huge_pages());
@@ -120,12 +167,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let teams: Vec<Team> = Path::supported()
             .into_iter()
             .filter(|path| *path != Path::SCALAR)
-            .map(|path| Team::with_path(threads, path))
-            .collect::<Result<_, _>>()?;
+            .map(|path| Team::with_path(threads.parse()?, path).map_err(Into::into))
+            .collect::<Result<_, Box<dyn std::error::Error>>>()?;
         let Some(team) = teams.first() else { continue };
-        let forks = Instant::now();
-        (0..10_000).for_each(|_| team.run(|_| ()));
-        println!("{threads} threads: fork and join {:.2} us", forks.elapsed().as_secs_f64() * 100.0);
+        let fork = (0..10_000).map(|_| fork_and_join(team)).fold(f64::INFINITY, f64::min);
+        println!("{threads} threads: fork and join at best {:.2} us", fork * 1e6);
         for (format, int) in [
             (Format::Q4_0, true),
             (Format::Q4_1, true),
@@ -134,47 +180,52 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             (Format::Bf16, false),
             (Format::F32, false),
             (Format::Q4_0, false),
+            (Format::Q8_0, false),
         ] {
-            let model = Model::new(team, format, VOCABULARY)?;
-            let bytes: usize = model.matrices().map(PackedMatrix::bytes).sum();
-            let weights: usize = model
-                .layers
-                .iter()
-                .flat_map(|l| [&l.qkv, &l.o, &l.gate, &l.up, &l.down])
-                .map(|m| m.rows() * m.cols())
-                .sum();
             let name =
-                format!("{}{}", format.name(), if format.is_quantized() && !int { " exact" } else { "" });
-            let mut reads = Vec::new();
-            let mut decode = vec![Vec::new(); teams.len()];
-            let mut batch = vec![Vec::new(); teams.len()];
-            let mut prefill = vec![Vec::new(); teams.len()];
-            for round in 0..6 {
-                reads.push(read(team, &buffer));
-                for (i, team) in teams.iter().enumerate() {
-                    let times =
-                        [model.pass(team, 1, int), model.pass(team, 4, int), model.pass(team, PREFILL, int)];
-                    if round > 0 {
-                        decode[i].push(times[0]);
-                        batch[i].push(times[1]);
-                        prefill[i].push(times[2]);
-                    }
-                }
-            }
-            let read = buffer.len() as f64 / median(reads) / 1e9;
-            for (i, team) in teams.iter().enumerate() {
-                let (one, four, many) =
-                    (median(decode[i].clone()), median(batch[i].clone()), median(prefill[i].clone()));
-                println!(
-                    "  {name:11} {:7} decode {:5.1} GB/s {:6.1} tok/s   batch 4 {:6.1} tok/s   prefill {:6.1} GOP/s   (plain read {read:.1} GB/s)",
-                    team.path().name(),
-                    bytes as f64 / one / 1e9,
-                    1.0 / one,
-                    4.0 / four,
-                    2.0 * (weights * PREFILL) as f64 / many / 1e9,
-                );
+                format!("{}{}", format.name(), if format.is_quantized() && !int { "-exact" } else { "" });
+            if names.is_empty() || names.contains(&name) {
+                measure(&teams, &name, format, int, &buffer)?;
             }
         }
+    }
+    Ok(())
+}
+
+fn measure(
+    teams: &[Team],
+    name: &str,
+    format: Format,
+    int: bool,
+    buffer: &HugeBuffer,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::new(&teams[0], format, VOCABULARY)?;
+    let bytes: usize = model.matrices().map(PackedMatrix::bytes).sum();
+    let weights: usize = model.matrices().map(|m| m.rows() * m.cols()).sum::<usize>() - HIDDEN * VOCABULARY;
+    let mut reads = Vec::new();
+    let mut times = vec![[const { Times([const { Vec::new() }; 5]) }; 3]; teams.len()];
+    for round in 0..7 {
+        reads.push(read(&teams[0], buffer));
+        for (team, times) in teams.iter().zip(&mut times) {
+            for (rows, times) in [1, 4, PREFILL].into_iter().zip(times) {
+                if rows < PREFILL || round % 3 == 0 {
+                    model.pass(team, rows, int, times);
+                }
+            }
+        }
+    }
+    reads.sort_by(f64::total_cmp);
+    let read = |time: f64| buffer.len() as f64 / 1e9 / time;
+    let read = Rate { median: read(reads[reads.len() / 2]), best: read(reads[0]) };
+    for (team, [decode, batch, prefill]) in teams.iter().zip(&mut times) {
+        println!(
+            "  {name:10} {:6}  decode {} GB/s {} tok/s | batch 4 {} tok/s | prefill {} GOP/s | plain read {read} GB/s",
+            team.path().name(),
+            decode.rate(bytes as f64 / 1e9, true),
+            decode.rate(1.0, true),
+            batch.rate(4.0, true),
+            prefill.rate(2.0 * (weights * PREFILL) as f64 / 1e9, false),
+        );
     }
     Ok(())
 }

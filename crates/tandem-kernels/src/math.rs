@@ -17,7 +17,7 @@ const HIGHEST: f32 = 89.0;
 const POLYNOMIAL: [f32; 6] =
     [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 /// `2 sqrt(2 / pi)`, of GELU's tanh form written as a logistic function.
-const GELU_SCALE: f32 = 1.595_769_1;
+const GELU_SCALE: f32 = 2.0 * 0.797_884_6;
 const GELU_CUBIC: f32 = 0.044_715;
 
 /// `e^x`.
@@ -211,7 +211,8 @@ mod tests {
                 return Ok(());
             }
             type Lanes = unsafe fn(__m256) -> __m256;
-            let pairs: [(Lanes, fn(f32) -> f32); 3] =
+            type Scalar = fn(f32) -> f32;
+            let pairs: [(Lanes, Scalar); 3] =
                 [(avx2::exp, exp), (avx2::silu, silu), (avx2::gelu_tanh, gelu_tanh)];
             for (lanes, scalar) in pairs {
                 let mut got = [0f32; 8];

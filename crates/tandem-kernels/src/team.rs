@@ -1,12 +1,17 @@
-//! A thread team: fork, run one closure on every thread, join.
+//! A thread team: fork, hand out the items of a parallel loop, join.
 //!
 //! A forward pass is some two hundred short parallel loops a token, each a few microseconds to a few hundred. So a
-//! fork must cost well under a microsecond: workers *spin* on an epoch counter for some tens of microseconds after
-//! each loop, and only then park. An idle team uses no CPU; the next [`Team::run`] wakes it. The waiting caller does the
-//! same with the count of workers still running, so that an overloaded machine gets its core back.
+//! fork must cost well under a microsecond: workers *spin* for some tens of microseconds after each loop, and only then
+//! park. An idle team uses no CPU; the next run wakes it. The caller waits in the same way for workers that are
+//! still busy, so that an overloaded machine gets its core back.
 //!
-//! A panic in any worker is caught there, so that the join always completes; the team is then *poisoned*: `run`
-//! resumes the panic on the caller, and every later `run` panics at once. Nobody waits for a thread that died.
+//! Items are dealt to whichever thread is free, and a run is joined when all items are *done*, not when all workers have
+//! been there: a worker that the system has not scheduled yet is not waited for, its part is done by the others. (A
+//! worker that sits on an item is, of course.) So a busy machine costs the team its share of the machine, not a
+//! scheduler's time slice for every loop.
+//!
+//! A panic in an item is caught where it happens, so that the join always completes; the team is then *poisoned*: the
+//! run resumes the panic on the caller, and every later run panics at once. Nobody waits for a thread that died.
 //!
 //! `Team` is deliberately not `Sync`: one thread owns it, and a closure that runs on the team cannot reach the team,
 //! which makes nested or concurrent runs a type error.
@@ -15,7 +20,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -54,7 +59,7 @@ struct Padded<T>(T);
 #[derive(Clone, Copy)]
 struct Job {
     closure: *const (),
-    call: unsafe fn(*const (), usize),
+    call: unsafe fn(*const ()),
 }
 
 /// A thread that may be waiting: it spins, then parks.
@@ -84,17 +89,21 @@ impl Waiter {
             }
         }
         *self.thread() = Some(thread::current());
-        // SeqCst here and in `wake`: either the waker sees `parked`, or we see what it published.
-        self.parked.store(true, Ordering::SeqCst);
-        while !ready() {
+        loop {
+            // SeqCst here and in `wake`: either the waker sees `parked`, or we see what it published.
+            self.parked.store(true, Ordering::SeqCst);
+            if ready() {
+                self.parked.store(false, Ordering::SeqCst);
+                return;
+            }
             thread::park();
         }
-        self.parked.store(false, Ordering::SeqCst);
     }
 
     /// To be called after what `ready` looks at was published with `SeqCst`.
     fn wake(&self) {
         if self.parked.load(Ordering::SeqCst)
+            && self.parked.swap(false, Ordering::SeqCst)
             && let Some(thread) = &*self.thread()
         {
             thread.unpark();
@@ -102,59 +111,95 @@ impl Waiter {
     }
 }
 
+/// The word that starts and ends a run: its number in the upper half, whether workers may no longer join it, and how
+/// many are in it.
+mod state {
+    pub(super) const CLOSED: u64 = 1 << 31;
+
+    pub(super) fn open(run: u32) -> u64 {
+        u64::from(run) << 32
+    }
+
+    pub(super) fn run(state: u64) -> u32 {
+        (state >> 32) as u32
+    }
+
+    pub(super) fn active(state: u64) -> u64 {
+        state & (CLOSED - 1)
+    }
+}
+
 struct Shared {
-    /// Bumped by the caller to start a run.
-    epoch: Padded<AtomicU32>,
-    /// Workers that have not finished the current run.
-    running: Padded<AtomicUsize>,
-    /// Written by the caller before it bumps `epoch`, read by workers after they saw the bump.
+    state: Padded<AtomicU64>,
+    /// Written by the caller while `state` is closed and nobody is active, read by workers that have joined.
     job: UnsafeCell<Job>,
-    caller_waits: Waiter,
+    caller_waits: Padded<Waiter>,
     worker_waits: Vec<Padded<Waiter>>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written only by the caller while no worker runs (`running` is 0, read with SeqCst), and read by
-// workers only between the epoch bump and their decrement of `running`. The closure behind it is `Sync`.
+// SAFETY: `job` is written and read as it says, which `state` orders. The closure behind it is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointers in `job` are used only as said above.
 unsafe impl Send for Shared {}
 
 impl Shared {
+    fn state(&self) -> u64 {
+        self.state.0.load(Ordering::SeqCst)
+    }
+
     fn work(&self, worker: usize) {
         let mut seen = 0;
         loop {
-            let epoch = || self.epoch.0.load(Ordering::SeqCst);
-            self.worker_waits[worker - 1].0.wait(|| epoch() != seen);
-            seen = epoch();
+            self.worker_waits[worker - 1].0.wait(|| state::run(self.state()) != seen);
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            // SAFETY: the epoch was bumped and `running` not yet decremented, so the caller is inside `run`: the cell is
-            // written and stays so, and the closure is alive.
-            let job = unsafe { *self.job.get() };
-            // SAFETY: as above; `call` was made for the type of `closure`.
-            self.guard(|| unsafe { (job.call)(job.closure, worker) });
-            if self.running.0.fetch_sub(1, Ordering::SeqCst) == 1 {
-                self.caller_waits.wake();
+            let state = self.state();
+            if state & state::CLOSED == 0 {
+                // Join, unless the run was closed or another worker joined in between: then look again.
+                let joined = (state, state + 1);
+                if self
+                    .state
+                    .0
+                    .compare_exchange(joined.0, joined.1, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_err()
+                {
+                    continue;
+                }
+                // SAFETY: we joined while the run was open, so the caller is inside `fork` and stays there until we
+                // leave: the cell is written, and the closure is alive.
+                let job = unsafe { *self.job.get() };
+                // SAFETY: as above; `call` was made for the type of `closure`.
+                self.guard(|| unsafe { (job.call)(job.closure) });
+                let before = self.state.0.fetch_sub(1, Ordering::SeqCst);
+                if before & state::CLOSED != 0 && state::active(before) == 1 {
+                    self.caller_waits.0.wake();
+                }
             }
+            seen = state::run(state);
         }
+    }
+
+    fn panic(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `f` and keeps the first panic.
     fn guard(&self, f: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(f)) {
-            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            self.panic().get_or_insert(panic);
         }
     }
 }
 
-/// A fixed set of threads that run closures together. The thread that calls [`run`](Team::run) is worker 0.
+/// A fixed set of threads that run parallel loops together. The thread that starts a run takes part in it.
 pub struct Team {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
     path: Path,
+    run: Cell<u32>,
     poisoned: Cell<bool>,
     busy: Cell<bool>,
 }
@@ -180,12 +225,11 @@ impl Team {
         if threads == 0 || threads > Team::MAX_THREADS {
             return Err(TeamError::Threads(threads));
         }
-        unsafe fn nothing(_: *const (), _: usize) {}
+        unsafe fn nothing(_: *const ()) {}
         let shared = Arc::new(Shared {
-            epoch: Padded(AtomicU32::new(0)),
-            running: Padded(AtomicUsize::new(0)),
+            state: Padded(AtomicU64::new(state::CLOSED)),
             job: UnsafeCell::new(Job { closure: std::ptr::null(), call: nothing }),
-            caller_waits: Waiter::default(),
+            caller_waits: Padded(Waiter::default()),
             worker_waits: (1..threads).map(|_| Padded(Waiter::default())).collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -195,6 +239,7 @@ impl Team {
             shared,
             handles: Vec::with_capacity(threads - 1),
             path,
+            run: Cell::new(0),
             poisoned: Cell::new(false),
             busy: Cell::new(false),
         };
@@ -219,37 +264,14 @@ impl Team {
         self.path
     }
 
-    /// Runs `f(worker)` once on every thread, `worker` in `0..threads`, and returns when all have finished.
+    /// Runs `f(worker)` once for every `worker` in `0..threads`, and returns when all are done. Calls run at the same
+    /// time as far as threads are free; if one is not, another makes its call.
     ///
     /// # Panics
-    /// Resumes the first panic of `f`, after all workers have finished; the team is then poisoned and every later call
-    /// panics at once.
+    /// Resumes the first panic of `f`, after all calls that began have ended (others may be left out); the team is then
+    /// poisoned and every later run panics at once.
     pub fn run<F: Fn(usize) + Sync>(&self, f: F) {
-        if self.handles.is_empty() {
-            return self.alone(1, |_| f(0));
-        }
-        self.check();
-        assert!(!self.busy.replace(true), "a run was started from within a run of the same thread team");
-
-        unsafe fn call<F: Fn(usize)>(closure: *const (), worker: usize) {
-            // SAFETY: `closure` is the `&f` below, alive until all workers are done.
-            unsafe { (*closure.cast::<F>())(worker) }
-        }
-        let shared = &*self.shared;
-        let job = Job { closure: std::ptr::from_ref(&f).cast(), call: call::<F> };
-        // SAFETY: no worker runs (`busy` was unset, so the last run has joined), hence nobody reads the cell.
-        unsafe { *shared.job.get() = job };
-        shared.running.0.store(self.handles.len(), Ordering::SeqCst);
-        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
-        shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
-        shared.guard(|| f(0));
-        shared.caller_waits.wait(|| shared.running.0.load(Ordering::SeqCst) == 0);
-        self.busy.set(false);
-
-        if let Some(panic) = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            self.poisoned.set(true);
-            resume_unwind(panic);
-        }
+        self.deal(self.threads(), 1, |range| range.for_each(&f));
     }
 
     /// Splits `items` evenly into one contiguous range a thread and runs `f(range)` on each that is not empty.
@@ -257,16 +279,8 @@ impl Team {
     /// # Panics
     /// As [`Team::run`].
     pub fn split<F: Fn(Range<usize>) + Sync>(&self, items: usize, f: F) {
-        let threads = self.threads();
-        if threads == 1 || items <= 1 {
-            return self.alone(items, f);
-        }
-        self.run(|worker| {
-            let range = share(items, threads, worker);
-            if !range.is_empty() {
-                f(range);
-            }
-        });
+        let parts = self.threads().min(items);
+        self.deal(parts, 1, |range| range.for_each(|part| f(share(items, parts, part))));
     }
 
     /// Hands `0..items` out in ranges of at most `grain`, in order, to whichever thread is free: for uneven work, or
@@ -275,20 +289,52 @@ impl Team {
     /// # Panics
     /// As [`Team::run`].
     pub fn deal<F: Fn(Range<usize>) + Sync>(&self, items: usize, grain: usize, f: F) {
-        let grain = grain.max(1);
-        if self.threads() == 1 || items <= grain {
-            return self.alone(items, f);
+        assert!(
+            !self.poisoned.get(),
+            "this thread team is poisoned: a worker panicked in an earlier run (hint: build a new team)"
+        );
+        if items == 0 {
+            return;
         }
-        let next = Padded(AtomicUsize::new(0));
-        self.run(|_| {
-            loop {
-                let start = next.0.fetch_add(grain, Ordering::Relaxed);
-                if start >= items {
-                    return;
+        let grain = grain.max(1);
+        if self.handles.is_empty() || items <= grain {
+            self.shared.guard(|| f(0..items));
+        } else {
+            let next = Padded(AtomicUsize::new(0));
+            self.fork(&|| {
+                loop {
+                    let start = next.0.fetch_add(grain, Ordering::Relaxed);
+                    if start >= items {
+                        return;
+                    }
+                    f(start..items.min(start.saturating_add(grain)));
                 }
-                f(start..items.min(start.saturating_add(grain)));
-            }
-        });
+            });
+        }
+        if let Some(panic) = self.shared.panic().take() {
+            self.poisoned.set(true);
+            resume_unwind(panic);
+        }
+    }
+
+    /// Calls `f` here, and on every worker that comes before the call here has ended; returns when all have ended.
+    fn fork<F: Fn() + Sync>(&self, f: &F) {
+        unsafe fn call<F: Fn()>(closure: *const ()) {
+            // SAFETY: `closure` is `f` of the `fork` that made this job, which is still running.
+            unsafe { (*closure.cast::<F>())() }
+        }
+        assert!(!self.busy.replace(true), "a run was started from within a run of the same thread team");
+        self.run.set(self.run.get().wrapping_add(1));
+        let shared = &*self.shared;
+        // SAFETY: the last run is closed and nobody is active, so nobody reads the cell.
+        unsafe { *shared.job.get() = Job { closure: std::ptr::from_ref(f).cast(), call: call::<F> } };
+        shared.state.0.store(state::open(self.run.get()), Ordering::SeqCst);
+        shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
+        shared.guard(f);
+        if state::active(shared.state.0.fetch_or(state::CLOSED, Ordering::SeqCst)) > 0 {
+            shared.caller_waits.0.wait(|| state::active(shared.state()) == 0);
+        }
+        self.busy.set(false);
     }
 
     /// Runs `f(i, chunk)` for every chunk of `size` elements of `data` (the last may be shorter), dealt out to the
@@ -313,31 +359,13 @@ impl Team {
             }
         });
     }
-
-    fn check(&self) {
-        assert!(
-            !self.poisoned.get(),
-            "this thread team is poisoned: a worker panicked in an earlier run (hint: build a new team)"
-        );
-    }
-
-    /// All items on the caller, without a fork, under the same rule for panics.
-    fn alone(&self, items: usize, f: impl Fn(Range<usize>)) {
-        self.check();
-        if items == 0 {
-            return;
-        }
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(0..items))) {
-            self.poisoned.set(true);
-            resume_unwind(panic);
-        }
-    }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        let next = state::open(self.run.get().wrapping_add(1)) | state::CLOSED;
+        self.shared.state.0.store(next, Ordering::SeqCst);
         self.shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
         for handle in self.handles.drain(..) {
             // Panics of workers are caught in `guard`, so there is nothing to learn from the result.
@@ -432,20 +460,21 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_after_the_others_finished_and_poisons() {
+    fn a_panic_reaches_the_caller_after_the_others_ended_and_poisons() {
         for threads in 1..=3 {
             for culprit in 0..threads {
                 let team = Team::new(threads).unwrap();
-                let finished = AtomicUsize::new(0);
+                let (began, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
                 let panic = catch_unwind(AssertUnwindSafe(|| {
                     team.run(|worker| {
+                        began.fetch_add(1, Ordering::Relaxed);
                         assert!(worker != culprit, "worker {worker} fell");
                         thread::sleep(Duration::from_millis(2));
-                        finished.fetch_add(1, Ordering::Relaxed);
+                        ended.fetch_add(1, Ordering::Relaxed);
                     });
                 }));
                 assert_eq!(message(&*panic.unwrap_err()), format!("worker {culprit} fell"));
-                assert_eq!(finished.into_inner(), threads - 1);
+                assert_eq!(ended.into_inner() + 1, began.into_inner());
                 let later = catch_unwind(AssertUnwindSafe(|| team.run(|_| ())));
                 assert!(message(&*later.unwrap_err()).contains("poisoned"));
                 let later = catch_unwind(AssertUnwindSafe(|| team.split(1, |_| ())));
@@ -476,25 +505,49 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_does_not_come_is_not_waited_for() {
+        let team = Team::new(2).unwrap();
+        let done = AtomicUsize::new(0);
+        thread::sleep(Duration::from_millis(20));
+        // Hide from the caller that the worker is parked, so that it sleeps through.
+        let parked = &team.shared.worker_waits[0].0.parked;
+        assert!(parked.swap(false, Ordering::SeqCst));
+        team.run(|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        parked.store(true, Ordering::SeqCst);
+        assert_eq!(done.into_inner(), 2);
+    }
+
+    #[test]
     #[cfg(target_os = "linux")]
     fn an_idle_team_uses_no_cpu() {
-        let cpu = || {
-            // SAFETY: `getrusage` fills the struct that it is given.
-            unsafe {
-                let mut usage = std::mem::zeroed::<libc::rusage>();
-                assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
-                usage.ru_utime.tv_sec * 1_000_000 + usage.ru_utime.tv_usec
-            }
+        let time_of = |clock| {
+            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: fills the struct that it is given.
+            assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
+            Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap())
         };
-        let used = [const { Mutex::new(0) }; 2];
         let team = Team::new(2).unwrap();
-        team.run(|worker| *used[worker].lock().unwrap() = cpu());
-        thread::sleep(Duration::from_millis(100));
-        team.run(|worker| {
-            let mut used = used[worker].lock().unwrap();
-            *used = cpu() - *used;
+        let (arrived, clock) = (AtomicUsize::new(0), Mutex::new(None));
+        let caller = thread::current().id();
+        team.run(|_| {
+            // Nobody leaves before both are there.
+            arrived.fetch_add(1, Ordering::SeqCst);
+            while arrived.load(Ordering::SeqCst) < 2 {
+                thread::yield_now();
+            }
+            if thread::current().id() != caller {
+                let mut id = 0;
+                // SAFETY: fills the id that it is given.
+                assert_eq!(unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut id) }, 0);
+                *clock.lock().unwrap() = Some(id);
+            }
         });
-        assert!(used.iter().all(|used| *used.lock().unwrap() < 20_000), "{used:?} us");
+        let clock = clock.into_inner().unwrap().unwrap();
+        let before = time_of(clock);
+        thread::sleep(Duration::from_millis(200));
+        assert!(time_of(clock) - before < Duration::from_millis(5));
     }
 
     proptest! {

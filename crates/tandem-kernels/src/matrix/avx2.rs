@@ -4,10 +4,11 @@
 //! [`float`] check all lengths first.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use tandem_model::format::{BLOCK, Format};
 
-use super::scalar::CHUNK;
+use super::scalar::{CHUNK, each_panel};
 use super::{PANEL, head_bytes, packed_block_bytes};
 use crate::activations::{FloatRows, IntRows};
 
@@ -192,26 +193,42 @@ unsafe fn int8_tile<const T: usize, const H: usize>(
 
 /// As [`scalar::float`](super::scalar::float).
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn float(format: Format, panel: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    let size = packed_block_bytes(format);
-    assert_eq!(panel.len(), x.cols / format.block_len() * size, "panel");
-    assert!(x.values.len() >= out.len() * x.cols, "rows");
+pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
     out.fill([0.0; PANEL]);
     match format {
-        Format::F32 => float_rows::<F32>(panel, x, 0..x.cols, out),
-        Format::F16 => float_rows::<F16>(panel, x, 0..x.cols, out),
-        Format::Bf16 => float_rows::<Bf16>(panel, x, 0..x.cols, out),
+        Format::F32 => float_panels::<F32>(format, panels, x, out),
+        Format::F16 => float_panels::<F16>(format, panels, x, out),
+        Format::Bf16 => float_panels::<Bf16>(format, panels, x, out),
         Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
+            let size = packed_block_bytes(format);
             let mut decoded = [0f32; PANEL * CHUNK];
-            for (c, blocks) in panel.chunks(CHUNK / BLOCK * size).enumerate() {
-                let cols = blocks.len() / size * BLOCK;
-                for (block, out) in blocks.chunks_exact(size).zip(decoded.as_chunks_mut().0) {
-                    decode_block(format, block, out);
+            for (panel, out) in each_panel(format, panels, x, out) {
+                for (c, blocks) in panel.chunks(CHUNK / BLOCK * size).enumerate() {
+                    let cols = blocks.len() / size * BLOCK;
+                    for (block, out) in blocks.chunks_exact(size).zip(decoded.as_chunks_mut().0) {
+                        decode_block(format, block, out);
+                    }
+                    let bytes = as_bytes(&decoded[..cols * PANEL]);
+                    float_rows::<F32>(bytes, x, c * CHUNK..c * CHUNK + cols, out);
                 }
-                let bytes: &[u8] = as_bytes(&decoded[..cols * PANEL]);
-                float_rows::<F32>(bytes, x, c * CHUNK..c * CHUNK + cols, out);
             }
         }
+    }
+}
+
+/// With one row, the sums of one panel would wait for each other: two panels at a time keep the units busy.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
+    if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
+        let (low, high) = panels.split_at(panels.len() / 2);
+        assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
+        let out = &mut [std::array::from_mut(first), std::array::from_mut(second)];
+        // SAFETY: both panels hold all columns, and `x` is one row.
+        unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
+        return;
+    }
+    for (panel, out) in each_panel(format, panels, x, out) {
+        float_rows::<W>(panel, x, 0..x.cols, out);
     }
 }
 
@@ -263,12 +280,7 @@ impl Load for Bf16 {
 
 /// Adds the columns `cols` of a panel, stored `[cols][PANEL]` in `weights`, to `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn float_rows<W: Load>(
-    weights: &[u8],
-    x: &FloatRows<'_>,
-    cols: std::ops::Range<usize>,
-    out: &mut [[f32; PANEL]],
-) {
+fn float_rows<W: Load>(weights: &[u8], x: &FloatRows<'_>, cols: Range<usize>, out: &mut [[f32; PANEL]]) {
     assert!(weights.len() == cols.len() * PANEL * W::SIZE && cols.end <= x.cols, "columns");
     assert!(x.values.len() >= out.len() * x.cols, "rows");
     let (tiles, rest) = out.as_chunks_mut::<6>();
@@ -276,51 +288,61 @@ fn float_rows<W: Load>(
     // SAFETY: the lengths were checked for all rows of `out`.
     unsafe {
         for (i, tile) in tiles.iter_mut().enumerate() {
-            float_tile::<W, 6>(weights, x, cols.clone(), 6 * i, tile);
+            float_tile::<W, 6, 1>([weights], x, cols.clone(), 6 * i, &mut [tile]);
         }
         let (pairs, last) = rest.as_chunks_mut::<2>();
         for (i, tile) in pairs.iter_mut().enumerate() {
-            float_tile::<W, 2>(weights, x, cols.clone(), done + 2 * i, tile);
+            float_tile::<W, 2, 1>([weights], x, cols.clone(), done + 2 * i, &mut [tile]);
         }
         if let [tile] = last {
-            float_tile::<W, 1>(weights, x, cols, done + 2 * pairs.len(), std::array::from_mut(tile));
+            float_tile::<W, 1, 1>(
+                [weights],
+                x,
+                cols,
+                done + 2 * pairs.len(),
+                &mut [std::array::from_mut(tile)],
+            );
         }
     }
 }
 
-/// `T` rows times a panel.
+/// Adds `P` panels times `T` rows to `out`.
 ///
 /// # Safety
-/// `weights` must hold the columns `cols`, which lie inside the rows, and `x` the rows `first..first + T`.
+/// Each of `weights` must hold the columns `cols`, which lie inside the rows, and `x` the rows `first..first + T`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn float_tile<W: Load, const T: usize>(
-    weights: &[u8],
+unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
+    weights: [&[u8]; P],
     x: &FloatRows<'_>,
-    cols: std::ops::Range<usize>,
+    cols: Range<usize>,
     first: usize,
-    out: &mut [[f32; PANEL]; T],
+    out: &mut [&mut [[f32; PANEL]; T]; P],
 ) {
-    // SAFETY: column `k` has `PANEL` values in `weights`, and one in each of the rows; `out` is `T` times `PANEL` floats.
+    // SAFETY: column `k` has `PANEL` values in each of `weights`, and one in each of the rows.
     unsafe {
         let rows: [*const f32; T] =
             std::array::from_fn(|t| x.values.as_ptr().add((first + t) * x.cols + cols.start));
-        let mut acc: [[__m256; 2]; T] = std::array::from_fn(|t| {
-            [_mm256_loadu_ps(out[t].as_ptr()), _mm256_loadu_ps(out[t].as_ptr().add(8))]
+        let mut acc: [[[__m256; 2]; T]; P] = std::array::from_fn(|p| {
+            std::array::from_fn(|t| [0, 8].map(|h| _mm256_loadu_ps(out[p][t].as_ptr().add(h))))
         });
         for k in 0..cols.len() {
-            let w = weights.as_ptr().add(k * PANEL * W::SIZE);
-            let w = [W::load(w), W::load(w.add(8 * W::SIZE))];
-            for t in 0..T {
-                let x = _mm256_set1_ps(*rows[t].add(k));
-                for h in 0..2 {
-                    acc[t][h] = _mm256_fmadd_ps(w[h], x, acc[t][h]);
+            for p in 0..P {
+                let w = weights[p].as_ptr().add(k * PANEL * W::SIZE);
+                let w = [W::load(w), W::load(w.add(8 * W::SIZE))];
+                for t in 0..T {
+                    let x = _mm256_set1_ps(*rows[t].add(k));
+                    for h in 0..2 {
+                        acc[p][t][h] = _mm256_fmadd_ps(w[h], x, acc[p][t][h]);
+                    }
                 }
             }
         }
-        for t in 0..T {
-            _mm256_storeu_ps(out[t].as_mut_ptr(), acc[t][0]);
-            _mm256_storeu_ps(out[t].as_mut_ptr().add(8), acc[t][1]);
+        for p in 0..P {
+            for t in 0..T {
+                _mm256_storeu_ps(out[p][t].as_mut_ptr(), acc[p][t][0]);
+                _mm256_storeu_ps(out[p][t].as_mut_ptr().add(8), acc[p][t][1]);
+            }
         }
     }
 }
@@ -397,7 +419,7 @@ fn store<const T: usize, const H: usize>(
 }
 
 /// The memory of floats.
-fn as_bytes(floats: &[f32]) -> &[u8] {
+pub(super) fn as_bytes(floats: &[f32]) -> &[u8] {
     // SAFETY: every byte of an f32 is initialised, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
 }

@@ -12,6 +12,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod pack;
 mod product;
 mod quantize;
@@ -20,6 +22,8 @@ mod scalar;
 pub use pack::PackError;
 pub use product::{Mode, gate_up, matmul};
 pub use quantize::Target;
+
+use std::ops::Range;
 
 use tandem_model::format::{BLOCK, Format};
 
@@ -68,9 +72,10 @@ impl PackedMatrix {
         self.rows.div_ceil(PANEL)
     }
 
-    fn panel(&self, panel: usize) -> &[u8] {
+    /// The bytes of some panels.
+    fn panels_bytes(&self, panels: Range<usize>) -> &[u8] {
         let bytes = self.data.len() / self.panels().max(1);
-        &self.data[panel * bytes..][..bytes]
+        &self.data[panels.start * bytes..panels.end * bytes]
     }
 }
 

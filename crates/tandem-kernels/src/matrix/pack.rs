@@ -103,7 +103,7 @@ impl PackedMatrix {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "columns");
-        let (panel, lane) = (self.panel(row / PANEL), row % PANEL);
+        let (panel, lane) = (self.panels_bytes(row / PANEL..row / PANEL + 1), row % PANEL);
         let blocks = panel.chunks_exact(packed_block_bytes(self.format));
         for (block, out) in blocks.zip(out.chunks_exact_mut(self.format.block_len())) {
             let half = |i: usize| [block[2 * i], block[2 * i + 1]];

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use tandem_model::format::BLOCK;
 
-#[cfg(target_arch = "x86_64")]
-use super::avx2;
 use super::{PANEL, PackedMatrix, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::activations::Activations;
 use crate::math::Activation;
 use crate::path::{Isa, Path};
@@ -18,8 +18,15 @@ use crate::team::{SharedMut, Team};
 
 /// Rows of activations that a kernel call handles: their outputs are collected on the stack.
 const TILE: usize = 64;
+/// Panels that a kernel call handles at most: together they make a block of 32 outputs.
+const STRIP: usize = BLOCK / PANEL;
 /// Values of activations that should stay in the second-level cache.
 const CACHED: usize = 512 << 10;
+/// Parts for each thread when work is dealt out.
+const DEALS: usize = 8;
+
+/// Outputs of some panels for some rows, `[panel][row][lane]`.
+type Tile = [[f32; PANEL]; STRIP * TILE];
 
 /// What a product does with the output that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,20 +60,25 @@ pub fn matmul(
     assert!(offset + weights.rows() <= stride, "outputs {offset} + {} in rows of {stride}", weights.rows());
     assert!((x.rows() - 1) * stride + offset + weights.rows() <= out.len(), "output of {}", out.len());
     let (out, path) = (SharedMut::new(out), team.path());
-    for_parts(team, weights.panels(), x, |panels, rows| {
-        let mut tile = [[0.0; PANEL]; TILE];
-        for panel in panels {
-            let lanes = PANEL.min(weights.rows() - panel * PANEL);
+    let panels = weights.panels();
+    let strip = if panels >= team.threads() * DEALS * STRIP { STRIP } else { 1 };
+    for_parts(team, panels.div_ceil(strip), x, |strips, rows| {
+        let mut tile: Tile = [[0.0; PANEL]; STRIP * TILE];
+        for first in strips.map(|i| i * strip) {
+            let last = panels.min(first + strip);
+            let part = first * PANEL..weights.rows().min(last * PANEL);
             for_tiles(rows.clone(), |rows| {
-                let tile = &mut tile[..rows.len()];
-                panel_product(path, weights, panel, x, rows.clone(), tile);
-                for (row, sums) in rows.zip(tile) {
-                    let start = row * stride + offset + panel * PANEL;
-                    // SAFETY: only this thread handles this panel for this row.
-                    let out = unsafe { out.slice(start..start + lanes) };
-                    match mode {
-                        Mode::Store => out.copy_from_slice(&sums[..lanes]),
-                        Mode::Add => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += *sum),
+                strip_product(path, weights, first..last, x, rows.clone(), &mut tile);
+                let count = rows.len();
+                for (i, row) in rows.enumerate() {
+                    let start = row * stride + offset;
+                    // SAFETY: only this thread handles these panels for this row.
+                    let out = unsafe { out.slice(start + part.start..start + part.end) };
+                    for (out, sums) in out.chunks_mut(PANEL).zip(tile[i..].iter().step_by(count)) {
+                        match mode {
+                            Mode::Store => out.copy_from_slice(&sums[..out.len()]),
+                            Mode::Add => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += *sum),
+                        }
                     }
                 }
             });
@@ -94,26 +106,26 @@ pub fn gate_up(
     out.resize(x.rows());
     let path = team.path();
     let (cols, out) = (out.cols(), out.writer(quantize));
-    // One part is a block of the output, so that the thread that made it can quantize it.
-    for_parts(team, cols.div_ceil(BLOCK), x, |blocks, rows| {
-        let mut gates = [[[0.0; PANEL]; TILE]; BLOCK / PANEL];
+    // A strip is a block of the output, so that the thread that made it can quantize it.
+    for_parts(team, cols.div_ceil(BLOCK), x, |strips, rows| {
+        let mut gates: Tile = [[0.0; PANEL]; STRIP * TILE];
         let mut ups = gates;
-        for block in blocks {
-            let part = block * BLOCK..cols.min((block + 1) * BLOCK);
+        for strip in strips {
+            let part = strip * BLOCK..cols.min((strip + 1) * BLOCK);
+            let panels = strip * STRIP..gate.panels().min((strip + 1) * STRIP);
             for_tiles(rows.clone(), |rows| {
-                for half in 0..part.len().div_ceil(PANEL) {
-                    let panel = block * (BLOCK / PANEL) + half;
-                    panel_product(path, gate, panel, x, rows.clone(), &mut gates[half][..rows.len()]);
-                    panel_product(path, up, panel, x, rows.clone(), &mut ups[half][..rows.len()]);
-                }
+                strip_product(path, gate, panels.clone(), x, rows.clone(), &mut gates);
+                strip_product(path, up, panels.clone(), x, rows.clone(), &mut ups);
+                let count = rows.len();
                 for (i, row) in rows.enumerate() {
                     let write = |out: &mut [f32]| {
-                        for (half, out) in out.chunks_mut(PANEL).enumerate() {
-                            out.copy_from_slice(&gates[half][i][..out.len()]);
-                            activation.gate(path, out, &ups[half][i][..out.len()]);
+                        for (panel, out) in out.chunks_mut(PANEL).enumerate() {
+                            let i = panel * count + i;
+                            out.copy_from_slice(&gates[i][..out.len()]);
+                            activation.gate(path, out, &ups[i][..out.len()]);
                         }
                     };
-                    // SAFETY: only this thread handles this block of this row.
+                    // SAFETY: only this thread handles this strip for this row.
                     unsafe { out.write(path, row, part.clone(), write) };
                 }
             });
@@ -121,22 +133,22 @@ pub fn gate_up(
     });
 }
 
-/// Deals `panels x rows of x` out to the team.
-fn for_parts(team: &Team, panels: usize, x: &Activations, f: impl Fn(Range<usize>, Range<usize>) + Sync) {
-    if x.rows() == 0 || panels == 0 {
+/// Deals `strips x rows of x` out to the team: `f(strips, rows)`.
+fn for_parts(team: &Team, strips: usize, x: &Activations, f: impl Fn(Range<usize>, Range<usize>) + Sync) {
+    if x.rows() == 0 || strips == 0 {
         return;
     }
-    let threads = team.threads();
-    // As many rows as the cache holds, fewer if there are not enough panels for all threads.
+    let deals = team.threads() * DEALS;
+    // As many rows as the cache holds, fewer if there are not enough strips for all threads.
     let cached = (CACHED / x.cols().max(1)).next_multiple_of(TILE);
-    let spread = (x.rows() * panels).div_ceil(threads * 4).div_ceil(panels).next_multiple_of(8);
-    let rows = if panels < threads * 4 { cached.min(spread) } else { cached }.min(x.rows());
-    let run = (panels / (threads * 8)).max(1);
-    let (parts, runs) = (x.rows().div_ceil(rows), panels.div_ceil(run));
+    let spread = x.rows().div_ceil(deals.div_ceil(strips)).next_multiple_of(8);
+    let rows = cached.min(spread).min(x.rows());
+    let run = strips.div_ceil(deals);
+    let (parts, runs) = (x.rows().div_ceil(rows), strips.div_ceil(run));
     team.deal(parts * runs, 1, |items| {
         for item in items {
-            let (part, start) = (item / runs * rows, item % runs * run);
-            f(start..panels.min(start + run), part..x.rows().min(part + rows));
+            let (row, strip) = (item / runs * rows, item % runs * run);
+            f(strip..strips.min(strip + run), row..x.rows().min(row + rows));
         }
     });
 }
@@ -148,30 +160,43 @@ fn for_tiles(rows: Range<usize>, mut f: impl FnMut(Range<usize>)) {
     }
 }
 
-/// One panel times some rows: `out[row][lane]`.
-fn panel_product(
+/// At most `STRIP` panels times at most `TILE` rows, into `out[panel][row][lane]` with as many rows as there are.
+fn strip_product(
     path: Path,
     weights: &PackedMatrix,
-    panel: usize,
+    panels: Range<usize>,
     x: &Activations,
     rows: Range<usize>,
-    out: &mut [[f32; PANEL]],
+    out: &mut Tile,
 ) {
-    let (format, panel) = (weights.format(), weights.panel(panel));
+    let (format, out) = (weights.format(), &mut out[..panels.len() * rows.len()]);
+    let each = rows.len();
     match x.int_rows(rows.clone()) {
-        Some(x) if format.is_quantized() => match path.isa() {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: such a path exists only where the CPU has these features.
-            Isa::Avx2 | Isa::Avx512 => unsafe { avx2::int(format, panel, &x, out) },
-            _ => scalar::int(format, panel, &x, out),
-        },
+        Some(x) if format.is_quantized() => {
+            for (panel, out) in panels.zip(out.chunks_exact_mut(each)) {
+                let panel = weights.panels_bytes(panel..panel + 1);
+                match path.isa() {
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: such a path exists only where the CPU has these features.
+                    Isa::Avx2 => unsafe { avx2::int(format, panel, &x, out) },
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: as above.
+                    Isa::Avx512 => unsafe { avx512::int(format, panel, &x, out) },
+                    _ => scalar::int(format, panel, &x, out),
+                }
+            }
+        }
         _ => {
             let x = x.float_rows(rows);
+            let panels = weights.panels_bytes(panels);
             match path.isa() {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: such a path exists only where the CPU has these features.
-                Isa::Avx2 | Isa::Avx512 => unsafe { avx2::float(format, panel, &x, out) },
-                _ => scalar::float(format, panel, &x, out),
+                Isa::Avx2 => unsafe { avx2::float(format, panels, &x, out) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Isa::Avx512 => unsafe { avx512::float(format, panels, &x, out) },
+                _ => scalar::float(format, panels, &x, out),
             }
         }
     }

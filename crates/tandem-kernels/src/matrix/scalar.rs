@@ -42,21 +42,40 @@ pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32
     }
 }
 
-/// One panel of any weights times f32 rows: `out[row][lane]`; for every column, `acc = fma(w, x, acc)`.
-pub(super) fn float(format: Format, panel: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
+/// Some panels of any weights times f32 rows, `out[panel][row][lane]`; for every column, `acc = fma(w, x, acc)`.
+pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
     let mut w = [[0f32; PANEL]; CHUNK];
     out.fill([0.0; PANEL]);
-    for (c, bytes) in panel.chunks(CHUNK / format.block_len() * packed_block_bytes(format)).enumerate() {
-        let cols = expand(format, bytes, &mut w);
-        for (row, out) in out.iter_mut().enumerate() {
-            let x = &x.values[row * x.cols + c * CHUNK..][..cols];
-            for (w, x) in w.iter().zip(x) {
-                for (acc, w) in out.iter_mut().zip(w) {
-                    *acc = w.mul_add(*x, *acc);
+    for (panel, out) in each_panel(format, panels, x, out) {
+        for (c, bytes) in panel.chunks(CHUNK / format.block_len() * packed_block_bytes(format)).enumerate() {
+            let cols = expand(format, bytes, &mut w);
+            for (row, out) in out.iter_mut().enumerate() {
+                let x = &x.values[row * x.cols + c * CHUNK..][..cols];
+                for (w, x) in w.iter().zip(x) {
+                    for (acc, w) in out.iter_mut().zip(w) {
+                        *acc = w.mul_add(*x, *acc);
+                    }
                 }
             }
         }
     }
+}
+
+/// Each panel with its part of `out`.
+///
+/// # Panics
+/// If the lengths do not fit each other.
+pub(super) fn each_panel<'a>(
+    format: Format,
+    panels: &'a [u8],
+    x: &FloatRows<'_>,
+    out: &'a mut [[f32; PANEL]],
+) -> impl Iterator<Item = (&'a [u8], &'a mut [[f32; PANEL]])> {
+    let bytes = x.cols / format.block_len() * packed_block_bytes(format);
+    let rows = x.values.len() / x.cols.max(1);
+    let count = if bytes == 0 { 0 } else { out.len() / rows };
+    assert!(panels.len() == count * bytes && (count * rows == out.len() || bytes == 0), "panels and outputs");
+    panels.chunks_exact(bytes.max(1)).zip(out.chunks_exact_mut(rows.max(1)))
 }
 
 /// Decodes whole packed blocks to `[column][lane]`, and says how many columns those were.
