@@ -35,7 +35,7 @@ macro_rules! for_group {
         match $rows {
             1 => for_group!(@ $lanes, $kernel, 1, 4, $args),
             2 => for_group!(@ $lanes, $kernel, 2, 4, $args),
-            3 => for_group!(@ $lanes, $kernel, 3, 4, $args),
+            3 => for_group!(@ $lanes, $kernel, 3, 2, $args),
             4 => for_group!(@ $lanes, $kernel, 4, 2, $args),
             5 => for_group!(@ $lanes, $kernel, 5, 2, $args),
             _ => for_group!(@ $lanes, $kernel, 6, 2, $args),
@@ -134,8 +134,12 @@ fn strip<L: Lanes, E: Element, const R: usize, const N: usize>(
     let weights: [&Line; R] = std::array::from_fn(|r| &weights[r]);
     let (values, _) = values.as_chunks::<LANES>();
     let (acc, _) = acc.as_chunks_mut::<LANES>();
-    let mut sums: [[L::V; N]; R] =
-        std::array::from_fn(|r| std::array::from_fn(|j| lanes.load(&acc[r * vectors + first + j])));
+    let mut sums = [[lanes.splat(0.0); N]; R];
+    for r in 0..R {
+        for j in 0..N {
+            sums[r][j] = lanes.load(&acc[r * vectors + first + j]);
+        }
+    }
     for t in tokens {
         let row = &values[t * vectors + first..][..N];
         for j in 0..N {
@@ -246,5 +250,13 @@ pub(super) fn merge<L: Lanes>(lanes: L, a: &mut Softmax, a_row: &mut [f32], b: &
     let (from_a, from_b) = (lanes.splat(from_a), lanes.splat(from_b));
     for (a, b) in a_row.as_chunks_mut::<LANES>().0.iter_mut().zip(b_row.as_chunks::<LANES>().0) {
         lanes.store(lanes.fma(lanes.load(b), from_b, lanes.mul(lanes.load(a), from_a)), a);
+    }
+}
+
+/// Asks for cache lines that will be read soon.
+pub(super) fn prefetch<E: Element>(data: &[E]) {
+    for line in data.chunks(64 / size_of::<E>()) {
+        // SAFETY: a hint, of an address that is valid.
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast()) };
     }
 }
