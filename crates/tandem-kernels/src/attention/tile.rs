@@ -69,10 +69,14 @@ fn scores_of<L: Lanes, E: Element, const R: usize, const N: usize>(
         let mut sums = [[lanes.splat(0.0); N]; R];
         for (d, line) in keys.iter().enumerate() {
             let (line, _) = line.as_chunks::<LANES>();
+            let mut k = [lanes.splat(0.0); N];
             for j in 0..N {
-                let k = E::load(lanes, &line[first + j]);
-                for r in 0..R {
-                    sums[r][j] = lanes.fma(lanes.splat(q[r][d]), k, sums[r][j]);
+                k[j] = E::load(lanes, &line[first + j]);
+            }
+            for r in 0..R {
+                let q = lanes.splat(q[r][d]);
+                for j in 0..N {
+                    sums[r][j] = lanes.fma(q, k[j], sums[r][j]);
                 }
             }
         }
@@ -142,10 +146,14 @@ fn strip<L: Lanes, E: Element, const R: usize, const N: usize>(
     }
     for t in tokens {
         let row = &values[t * vectors + first..][..N];
+        let mut v = [lanes.splat(0.0); N];
         for j in 0..N {
-            let v = E::load(lanes, &row[j]);
-            for r in 0..R {
-                sums[r][j] = lanes.fma(lanes.splat(weights[r][t]), v, sums[r][j]);
+            v[j] = E::load(lanes, &row[j]);
+        }
+        for r in 0..R {
+            let weight = lanes.splat(weights[r][t]);
+            for j in 0..N {
+                sums[r][j] = lanes.fma(weight, v[j], sums[r][j]);
             }
         }
     }
@@ -168,13 +176,13 @@ pub(super) struct Scoring {
 pub(super) struct Softmax {
     /// The greatest score.
     pub max: f32,
-    /// Σ exp(score - max).
-    pub sum: f32,
+    /// Σ exp(score - max), over the tokens of each lane.
+    pub sums: [f32; LANES],
 }
 
 impl Softmax {
     /// Of no token at all.
-    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sums: [0.0; LANES] };
 }
 
 /// Turns the scores of a tile into weights `exp(score - max)`, 0 outside `visible`, which is not empty. Returns the
@@ -201,21 +209,27 @@ pub(super) fn soften<L: Lanes>(
     line[visible.end..].fill(f32::NEG_INFINITY);
 
     let (vectors, _) = line.as_chunks_mut::<LANES>();
-    let mut max = lanes.splat(softmax.max);
+    let mut greatest = lanes.splat(softmax.max);
     for vector in vectors.iter() {
-        max = lanes.max(lanes.load(vector), max);
+        greatest = lanes.max(lanes.load(vector), greatest);
     }
-    let max = lanes.greatest(max);
-    let factor = (max != softmax.max).then(|| exp(lanes, softmax.max - max));
+    let greatest = lanes.greatest(greatest);
+    let mut factor = None;
+    if greatest != softmax.max {
+        let change = exp(lanes, softmax.max - greatest);
+        softmax.max = greatest;
+        rescale(lanes, &mut softmax.sums, change);
+        factor = Some(change);
+    }
 
-    let mut sum = lanes.splat(0.0);
-    let shift = lanes.splat(max);
+    let mut sums = lanes.load(&softmax.sums);
+    let shift = lanes.splat(greatest);
     for vector in vectors.iter_mut() {
         let weight = lanes.exp(lanes.sub(lanes.load(vector), shift));
         lanes.store(weight, vector);
-        sum = lanes.add(sum, weight);
+        sums = lanes.add(sums, weight);
     }
-    *softmax = Softmax { max, sum: softmax.sum * factor.unwrap_or(1.0) + lanes.sum(sum) };
+    lanes.store(sums, &mut softmax.sums);
     factor
 }
 
@@ -246,17 +260,13 @@ pub(super) fn rescale<L: Lanes>(lanes: L, row: &mut [f32], factor: f32) {
 pub(super) fn merge<L: Lanes>(lanes: L, a: &mut Softmax, a_row: &mut [f32], b: &Softmax, b_row: &[f32]) {
     let max = if b.max > a.max { b.max } else { a.max };
     let (from_a, from_b) = (exp(lanes, a.max - max), exp(lanes, b.max - max));
-    *a = Softmax { max, sum: b.sum.mul_add(from_b, a.sum * from_a) };
     let (from_a, from_b) = (lanes.splat(from_a), lanes.splat(from_b));
-    for (a, b) in a_row.as_chunks_mut::<LANES>().0.iter_mut().zip(b_row.as_chunks::<LANES>().0) {
+    let add = |a: &mut [f32; LANES], b: &[f32; LANES]| {
         lanes.store(lanes.fma(lanes.load(b), from_b, lanes.mul(lanes.load(a), from_a)), a);
-    }
-}
-
-/// Asks for cache lines that will be read soon.
-pub(super) fn prefetch<E: Element>(data: &[E]) {
-    for line in data.chunks(64 / size_of::<E>()) {
-        // SAFETY: a hint, of an address that is valid.
-        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast()) };
+    };
+    a.max = max;
+    add(&mut a.sums, &b.sums);
+    for (a, b) in a_row.as_chunks_mut::<LANES>().0.iter_mut().zip(b_row.as_chunks::<LANES>().0) {
+        add(a, b);
     }
 }

@@ -5,6 +5,7 @@
 //! in order. Both hold whether one thread walks all partitions or each is done by another thread and merged at the
 //! end, and whether one query is walked alone or beside others: so the bits are the same.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use super::tile::{self, Line, Scoring, Softmax};
@@ -188,10 +189,11 @@ impl Scratch {
         lanes.vectorize(
             #[inline(always)]
             || {
-                for (row, (line, softmax)) in lines.iter_mut().zip(softmax).enumerate() {
-                    let slots = queries.slots(tokens.start + row / group, base);
+                let rows = lines.iter_mut().zip(softmax).zip(sums.chunks_exact_mut(dim));
+                let slots = tokens.clone().flat_map(|token| repeat_n(queries.slots(token, base), group));
+                for (((line, softmax), sums), slots) in rows.zip(slots) {
                     if let Some(factor) = tile::soften(lanes, queries.scoring, line, slots, softmax) {
-                        tile::rescale(lanes, &mut sums[row * dim..][..dim], factor);
+                        tile::rescale(lanes, sums, factor);
                     }
                 }
             },
@@ -259,7 +261,7 @@ impl Scratch {
             #[inline(always)]
             || {
                 for (out, softmax) in out.chunks_exact_mut(dim).zip(softmax) {
-                    tile::rescale(lanes, out, 1.0 / softmax.sum);
+                    tile::rescale(lanes, out, 1.0 / lanes.sum(lanes.load(&softmax.sums)));
                 }
             },
         );
