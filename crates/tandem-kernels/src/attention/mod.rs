@@ -32,7 +32,7 @@ use tile::{Scoring, Softmax};
 use walk::{Queries, Scratch};
 
 /// Most rows (query heads × tokens) in a unit of work: large enough to pay for converting a tile, small enough for the cache.
-const TILE_ROWS: usize = 48;
+const TILE_ROWS: usize = 96;
 
 /// The same where units are few.
 const SMALL_TILE_ROWS: usize = 12;
@@ -241,7 +241,8 @@ impl Job<'_> {
 }
 
 fn finish<L: Lanes>(lanes: L, scratch: &Scratch, tile: &Queries<'_>, out: &SharedMut<'_, f32>, width: usize) {
-    for (head, token) in (0..tile.kv_heads).flat_map(|head| (0..tile.tokens).map(move |token| (head, token))) {
+    for (head, token) in (0..tile.kv_heads).flat_map(|head| (0..tile.tokens).map(move |token| (head, token)))
+    {
         let (start, columns) = ((tile.token + token) * width, tile.columns(head));
         // SAFETY: no two tiles have a (token, kv head) in common, and each is finished once.
         let out = unsafe { out.slice(start + columns.start..start + columns.end) };

@@ -155,7 +155,8 @@ impl Scratch {
             }
             for head in 0..queries.kv_heads {
                 let rows = queries.rows_of(head, &tokens);
-                let (keys, values) = kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
+                let (keys, values) =
+                    kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
                 if E::IS_F32 || rows.len() <= CONVERT_IN_PLACE {
                     self.attend(lanes, queries, tokens.clone(), rows, base, keys, values);
                 } else {
@@ -252,7 +253,14 @@ impl Scratch {
     }
 
     /// Writes the result of one token at one kv head: `group` × `head_dim` floats.
-    pub fn finish<L: Lanes>(&self, lanes: L, queries: &Queries<'_>, head: usize, token: usize, out: &mut [f32]) {
+    pub fn finish<L: Lanes>(
+        &self,
+        lanes: L,
+        queries: &Queries<'_>,
+        head: usize,
+        token: usize,
+        out: &mut [f32],
+    ) {
         let dim = queries.layout.head_dim;
         let rows = queries.rows_of(head, &(token..token + 1));
         out.copy_from_slice(&self.total.sums[rows.start * dim..rows.end * dim]);
@@ -281,7 +289,9 @@ fn merge<L: Lanes>(
     lanes.vectorize(
         #[inline(always)]
         || {
-            for (head, token) in (0..queries.kv_heads).flat_map(|head| tokens.clone().map(move |token| (head, token))) {
+            for (head, token) in
+                (0..queries.kv_heads).flat_map(|head| tokens.clone().map(move |token| (head, token)))
+            {
                 let first = queries.first_partition(token) == index;
                 for row in queries.rows_of(head, &(token..token + 1)) {
                     let (row_sums, sums) = (&mut total.sums[row * dim..][..dim], &sums[row * dim..][..dim]);
