@@ -158,12 +158,12 @@ impl Scratch {
                 let (keys, values) =
                     kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
                 if E::IS_F32 || rows.len() <= CONVERT_IN_PLACE {
-                    self.attend(lanes, queries, tokens.clone(), rows, base, keys, values);
+                    self.attend(lanes, queries, tokens.clone(), rows, base, (keys, values));
                 } else {
                     let (mut k, mut v) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.values));
                     convert(lanes, keys.as_flattened(), &mut k);
                     convert(lanes, values, &mut v);
-                    self.attend(lanes, queries, tokens.clone(), rows, base, k.as_chunks().0, &v);
+                    self.attend(lanes, queries, tokens.clone(), rows, base, (k.as_chunks().0, &v));
                     (self.keys, self.values) = (k, v);
                 }
             }
@@ -178,8 +178,7 @@ impl Scratch {
         tokens: Range<usize>,
         rows: Range<usize>,
         base: usize,
-        keys: &[[E; KV_BLOCK]],
-        values: &[E],
+        (keys, values): (&[[E; KV_BLOCK]], &[E]),
     ) {
         let (dim, group) = (queries.layout.head_dim, queries.group);
         let lines = &mut self.lines[rows.clone()];
