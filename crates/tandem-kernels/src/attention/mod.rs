@@ -6,8 +6,8 @@
 //!
 //! * keys and values are read *after* they were rounded to the cache's type ([`crate::kv`]);
 //! * tiles and partitions of tokens lie at absolute positions, and their results are merged in order by the same
-//!   formulas in all cases ([`walk`]);
-//! * within a tile, each output float is one accumulator with one order of arithmetic ([`tile`]).
+//!   formulas in all cases (`walk`);
+//! * within a tile, each output float is one accumulator with one order of arithmetic (`tile`).
 //!
 //! What varies is only who does what. The unit of work is a tile of queries of one kv head: several consecutive tokens
 //! × the query heads that share its keys, which are thus read once for all of them. If there are too few such units
