@@ -69,7 +69,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     }
 }
 
-/// Evaluates an expression with `$lanes` bound to the [`Lanes`] of a [`Path`](crate::path::Path).
+/// Evaluates an expression with `$lanes` bound to the [`Lanes`] of a [`Path`].
 macro_rules! with_lanes {
     ($path:expr, $lanes:ident => $body:expr) => {{
         let path: $crate::path::Path = $path;

@@ -6,8 +6,8 @@
 //!
 //! * keys and values are read *after* they were rounded to the cache's type ([`crate::kv`]);
 //! * tiles and partitions of tokens lie at absolute positions, and their results are merged in order by the same
-//!   formulas in all cases ([`walk`]);
-//! * within a tile, each output float is one accumulator with one order of arithmetic ([`tile`]).
+//!   formulas in all cases (`walk`);
+//! * within a tile, each output float is one accumulator with one order of arithmetic (`tile`).
 //!
 //! What varies is only who does what. The unit of work is a tile of queries of one kv head: several consecutive tokens
 //! × the query heads that share its keys, which are thus read once for all of them. If there are too few such units
@@ -31,8 +31,8 @@ use crate::team::{SharedMut, Team};
 use tile::{Scoring, Softmax};
 use walk::{Queries, Scratch};
 
-/// Rows (query heads × tokens) in a unit of work: large enough to pay for converting a tile, small enough for the cache.
-const TILE_ROWS: usize = 48;
+/// Most rows (query heads × tokens) in a unit of work: large enough to pay for converting a tile, small enough for the cache.
+const TILE_ROWS: usize = 96;
 
 /// The same where units are few.
 const SMALL_TILE_ROWS: usize = 12;
@@ -96,40 +96,26 @@ pub fn attention(
     assert!(tokens == q.tokens(), "{} queries for rows of {tokens} tokens", q.tokens());
     assert!(out.len() == tokens * width, "{} floats for the result of {tokens} tokens of {width}", out.len());
 
-    let group = heads / layout.kv_heads;
-    let queries = |row: &AttentionRow<'_>| (row.tokens, row.position);
-    let units = |tile_rows: usize| {
-        let tile_tokens = (tile_rows / group).max(1);
-        rows.iter().map(|row| queries(row).0.div_ceil(tile_tokens)).sum::<usize>() * layout.kv_heads
+    let whole = Queries {
+        layout,
+        scoring: Scoring { scale: *scale, softcap: *softcap },
+        window: window.unwrap_or(usize::MAX),
+        blocks: &[],
+        kv_head: 0,
+        kv_heads: layout.kv_heads,
+        group: heads / layout.kv_heads,
+        token: 0,
+        position: 0,
+        tokens: 0,
     };
-    let enough = team.threads() * UNITS_PER_THREAD;
-    let few = team.threads() > 1 && units(TILE_ROWS) < enough;
-    let tile_tokens = (if few { SMALL_TILE_ROWS } else { TILE_ROWS } / group).max(1);
-    let split = few && units(SMALL_TILE_ROWS) < enough;
-
-    let mut tiles = Vec::with_capacity(units(tile_tokens * group));
-    let mut token = 0;
-    for row in rows {
-        for first in (0..row.tokens).step_by(tile_tokens) {
-            let tile = Queries {
-                layout,
-                scoring: Scoring { scale: *scale, softcap: *softcap },
-                window: window.unwrap_or(usize::MAX),
-                blocks: row.blocks,
-                kv_head: 0,
-                group,
-                token: token + first,
-                position: row.position + first,
-                tokens: tile_tokens.min(row.tokens - first),
-            };
-            let span = tile.span();
-            let needed = row.blocks.get(span.start / KV_BLOCK..span.end.div_ceil(KV_BLOCK));
-            let needed =
-                needed.unwrap_or_else(|| panic!("{} KV blocks for {} tokens", row.blocks.len(), span.end));
-            needed.iter().for_each(|block| layout.check(block));
-            tiles.extend((0..layout.kv_heads).map(|kv_head| Queries { kv_head, ..tile }));
-        }
-        token += row.tokens;
+    let enough = |units: usize| team.threads() == 1 || units >= team.threads() * UNITS_PER_THREAD;
+    let mut tiles = cut(&whole, rows, TILE_ROWS);
+    if !enough(tiles.len()) {
+        tiles = cut(&whole, rows, SMALL_TILE_ROWS);
+    }
+    let split = !enough(tiles.len());
+    if split && !enough(tiles.iter().map(|tile| tile.partitions().len()).sum()) {
+        tiles = tiles.iter().flat_map(Queries::by_head).collect();
     }
     // The longest come first, so that the last to finish are short.
     tiles.reverse();
@@ -141,6 +127,41 @@ pub fn attention(
         (KvType::F16, true) => job.split::<_, f16>(lanes),
         (KvType::F32, true) => job.split::<_, f32>(lanes),
     });
+}
+
+/// Cuts the rows of a batch into tiles of queries, of all kv heads if that makes at most `rows_per_tile` rows, else of
+/// one each. All heads together read whole blocks, front to back, which memory likes best.
+///
+/// # Panics
+/// If a block that is needed is missing or does not fit the layout.
+fn cut<'a>(whole: &Queries<'a>, rows: &[AttentionRow<'a>], rows_per_tile: usize) -> Vec<Queries<'a>> {
+    let mut tiles = Vec::new();
+    let mut token = 0;
+    for row in rows {
+        let all_heads = row.tokens * whole.group * whole.kv_heads <= rows_per_tile;
+        let step = (rows_per_tile / whole.group).max(1);
+        for first in (0..row.tokens).step_by(step) {
+            let tile = Queries {
+                blocks: row.blocks,
+                token: token + first,
+                position: row.position + first,
+                tokens: step.min(row.tokens - first),
+                ..*whole
+            };
+            let span = tile.span();
+            let needed = row.blocks.get(span.start / KV_BLOCK..span.end.div_ceil(KV_BLOCK));
+            let needed =
+                needed.unwrap_or_else(|| panic!("{} KV blocks for {} tokens", row.blocks.len(), span.end));
+            needed.iter().for_each(|block| whole.layout.check(block));
+            if all_heads {
+                tiles.push(tile);
+            } else {
+                tiles.extend(tile.by_head());
+            }
+        }
+        token += row.tokens;
+    }
+    tiles
 }
 
 struct Job<'a> {
@@ -220,11 +241,11 @@ impl Job<'_> {
 }
 
 fn finish<L: Lanes>(lanes: L, scratch: &Scratch, tile: &Queries<'_>, out: &SharedMut<'_, f32>, width: usize) {
-    let columns = tile.columns();
-    for token in 0..tile.tokens {
-        let start = (tile.token + token) * width;
+    for (head, token) in (0..tile.kv_heads).flat_map(|head| (0..tile.tokens).map(move |token| (head, token)))
+    {
+        let (start, columns) = ((tile.token + token) * width, tile.columns(head));
         // SAFETY: no two tiles have a (token, kv head) in common, and each is finished once.
         let out = unsafe { out.slice(start + columns.start..start + columns.end) };
-        scratch.finish(lanes, tile, token, out);
+        scratch.finish(lanes, tile, head, token, out);
     }
 }

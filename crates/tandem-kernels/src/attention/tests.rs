@@ -263,6 +263,30 @@ fn a_deep_decode_gives_the_bits_of_prefill() {
     }
 }
 
+/// Not even a NaN reaches a query that does not see it, in prefill as in decode.
+#[test]
+fn a_token_changes_no_bit_of_those_that_do_not_see_it() {
+    let shape = small();
+    let (tokens, width, team) = (170, 96, Team::new(2).unwrap());
+    let mut sequence = Sequence::new(&shape, tokens, 3);
+    let clean = sequence.attend(&team, &shape, 0..tokens);
+    let nan = vec![0xff; shape.kv.row_bytes()];
+    let poisoned = 77;
+    shape.kv.import(&mut sequence.blocks[poisoned / KV_BLOCK], poisoned % KV_BLOCK, &nan, &nan);
+    for (first, last) in [(0, tokens), (60, 90), (100, tokens)] {
+        let out = sequence.attend(&team, &shape, first..last);
+        for (token, (out, clean)) in
+            (first..last).zip(out.chunks(width).zip(clean[first * width..].chunks(width)))
+        {
+            let sees = (poisoned..poisoned + 40).contains(&token);
+            assert!(
+                if sees { out.iter().all(|x| x.is_nan()) } else { bits(out) == bits(clean) },
+                "token {token}"
+            );
+        }
+    }
+}
+
 #[test]
 fn blocks_outside_the_window_need_not_exist() {
     let shape = small();

@@ -35,7 +35,7 @@ macro_rules! for_group {
         match $rows {
             1 => for_group!(@ $lanes, $kernel, 1, 4, $args),
             2 => for_group!(@ $lanes, $kernel, 2, 4, $args),
-            3 => for_group!(@ $lanes, $kernel, 3, 4, $args),
+            3 => for_group!(@ $lanes, $kernel, 3, 2, $args),
             4 => for_group!(@ $lanes, $kernel, 4, 2, $args),
             5 => for_group!(@ $lanes, $kernel, 5, 2, $args),
             _ => for_group!(@ $lanes, $kernel, 6, 2, $args),
@@ -69,10 +69,14 @@ fn scores_of<L: Lanes, E: Element, const R: usize, const N: usize>(
         let mut sums = [[lanes.splat(0.0); N]; R];
         for (d, line) in keys.iter().enumerate() {
             let (line, _) = line.as_chunks::<LANES>();
+            let mut k = [lanes.splat(0.0); N];
             for j in 0..N {
-                let k = E::load(lanes, &line[first + j]);
-                for r in 0..R {
-                    sums[r][j] = lanes.fma(lanes.splat(q[r][d]), k, sums[r][j]);
+                k[j] = E::load(lanes, &line[first + j]);
+            }
+            for r in 0..R {
+                let q = lanes.splat(q[r][d]);
+                for j in 0..N {
+                    sums[r][j] = lanes.fma(q, k[j], sums[r][j]);
                 }
             }
         }
@@ -134,14 +138,22 @@ fn strip<L: Lanes, E: Element, const R: usize, const N: usize>(
     let weights: [&Line; R] = std::array::from_fn(|r| &weights[r]);
     let (values, _) = values.as_chunks::<LANES>();
     let (acc, _) = acc.as_chunks_mut::<LANES>();
-    let mut sums: [[L::V; N]; R] =
-        std::array::from_fn(|r| std::array::from_fn(|j| lanes.load(&acc[r * vectors + first + j])));
+    let mut sums = [[lanes.splat(0.0); N]; R];
+    for r in 0..R {
+        for j in 0..N {
+            sums[r][j] = lanes.load(&acc[r * vectors + first + j]);
+        }
+    }
     for t in tokens {
         let row = &values[t * vectors + first..][..N];
+        let mut v = [lanes.splat(0.0); N];
         for j in 0..N {
-            let v = E::load(lanes, &row[j]);
-            for r in 0..R {
-                sums[r][j] = lanes.fma(lanes.splat(weights[r][t]), v, sums[r][j]);
+            v[j] = E::load(lanes, &row[j]);
+        }
+        for r in 0..R {
+            let weight = lanes.splat(weights[r][t]);
+            for j in 0..N {
+                sums[r][j] = lanes.fma(weight, v[j], sums[r][j]);
             }
         }
     }
@@ -164,13 +176,13 @@ pub(super) struct Scoring {
 pub(super) struct Softmax {
     /// The greatest score.
     pub max: f32,
-    /// Σ exp(score - max).
-    pub sum: f32,
+    /// Σ exp(score - max), over the tokens of each lane.
+    pub sums: [f32; LANES],
 }
 
 impl Softmax {
     /// Of no token at all.
-    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sums: [0.0; LANES] };
 }
 
 /// Turns the scores of a tile into weights `exp(score - max)`, 0 outside `visible`, which is not empty. Returns the
@@ -197,21 +209,27 @@ pub(super) fn soften<L: Lanes>(
     line[visible.end..].fill(f32::NEG_INFINITY);
 
     let (vectors, _) = line.as_chunks_mut::<LANES>();
-    let mut max = lanes.splat(softmax.max);
+    let mut greatest = lanes.splat(softmax.max);
     for vector in vectors.iter() {
-        max = lanes.max(lanes.load(vector), max);
+        greatest = lanes.max(lanes.load(vector), greatest);
     }
-    let max = lanes.greatest(max);
-    let factor = (max != softmax.max).then(|| exp(lanes, softmax.max - max));
+    let greatest = lanes.greatest(greatest);
+    let mut factor = None;
+    if greatest != softmax.max {
+        let change = exp(lanes, softmax.max - greatest);
+        softmax.max = greatest;
+        rescale(lanes, &mut softmax.sums, change);
+        factor = Some(change);
+    }
 
-    let mut sum = lanes.splat(0.0);
-    let shift = lanes.splat(max);
+    let mut sums = lanes.load(&softmax.sums);
+    let shift = lanes.splat(greatest);
     for vector in vectors.iter_mut() {
         let weight = lanes.exp(lanes.sub(lanes.load(vector), shift));
         lanes.store(weight, vector);
-        sum = lanes.add(sum, weight);
+        sums = lanes.add(sums, weight);
     }
-    *softmax = Softmax { max, sum: softmax.sum * factor.unwrap_or(1.0) + lanes.sum(sum) };
+    lanes.store(sums, &mut softmax.sums);
     factor
 }
 
@@ -242,9 +260,13 @@ pub(super) fn rescale<L: Lanes>(lanes: L, row: &mut [f32], factor: f32) {
 pub(super) fn merge<L: Lanes>(lanes: L, a: &mut Softmax, a_row: &mut [f32], b: &Softmax, b_row: &[f32]) {
     let max = if b.max > a.max { b.max } else { a.max };
     let (from_a, from_b) = (exp(lanes, a.max - max), exp(lanes, b.max - max));
-    *a = Softmax { max, sum: b.sum.mul_add(from_b, a.sum * from_a) };
     let (from_a, from_b) = (lanes.splat(from_a), lanes.splat(from_b));
-    for (a, b) in a_row.as_chunks_mut::<LANES>().0.iter_mut().zip(b_row.as_chunks::<LANES>().0) {
+    let add = |a: &mut [f32; LANES], b: &[f32; LANES]| {
         lanes.store(lanes.fma(lanes.load(b), from_b, lanes.mul(lanes.load(a), from_a)), a);
+    };
+    a.max = max;
+    add(&mut a.sums, &b.sums);
+    for (a, b) in a_row.as_chunks_mut::<LANES>().0.iter_mut().zip(b_row.as_chunks::<LANES>().0) {
+        add(a, b);
     }
 }

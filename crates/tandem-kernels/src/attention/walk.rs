@@ -5,6 +5,7 @@
 //! in order. Both hold whether one thread walks all partitions or each is done by another thread and merged at the
 //! end, and whether one query is walked alone or beside others: so the bits are the same.
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use super::tile::{self, Line, Scoring, Softmax};
@@ -13,7 +14,7 @@ use crate::lanes::{LANES, Lanes};
 use crate::rows::Rows;
 
 /// Tokens in a partition: a multiple of [`KV_BLOCK`].
-pub(super) const PARTITION: usize = 256;
+pub(super) const PARTITION: usize = 128;
 
 /// Up to this many rows, keys and values are converted to f32 on the way to a register; more share one converted
 /// copy of the tile.
@@ -22,15 +23,17 @@ const CONVERT_IN_PLACE: usize = 12;
 /// Rows that are weighted together where each token sees another part of the tile.
 const RAGGED_ROWS: usize = 6;
 
-/// All query heads of one kv head, of consecutive tokens of a sequence: a *row* is one head of one token, and the
-/// rows of a token are neighbours.
+/// All query heads of some kv heads, of consecutive tokens of a sequence. A *row* is one query head of one token; rows
+/// are ordered by kv head, then token, then query head.
 #[derive(Clone, Copy)]
 pub(super) struct Queries<'a> {
     pub layout: &'a KvLayout,
     pub scoring: Scoring,
     pub window: usize,
     pub blocks: &'a [&'a [u8]],
+    /// The first kv head, and how many.
     pub kv_head: usize,
+    pub kv_heads: usize,
     /// Query heads per kv head.
     pub group: usize,
     /// The first token, as a row of q.
@@ -41,15 +44,26 @@ pub(super) struct Queries<'a> {
     pub tokens: usize,
 }
 
-impl Queries<'_> {
+impl<'a> Queries<'a> {
     pub fn rows(&self) -> usize {
-        self.tokens * self.group
+        self.kv_heads * self.tokens * self.group
     }
 
-    /// The columns of q and of the output that belong to this kv head.
-    pub fn columns(&self) -> Range<usize> {
+    /// The rows of some tokens at the `head`-th of these kv heads.
+    fn rows_of(&self, head: usize, tokens: &Range<usize>) -> Range<usize> {
+        let first = head * self.tokens;
+        (first + tokens.start) * self.group..(first + tokens.end) * self.group
+    }
+
+    /// The columns of q and of the output that belong to the `head`-th of these kv heads.
+    pub fn columns(&self, head: usize) -> Range<usize> {
         let width = self.group * self.layout.head_dim;
-        self.kv_head * width..(self.kv_head + 1) * width
+        (self.kv_head + head) * width..(self.kv_head + head + 1) * width
+    }
+
+    /// The same tokens, one kv head at a time.
+    pub fn by_head(&self) -> impl Iterator<Item = Self> {
+        (self.kv_head..self.kv_head + self.kv_heads).map(|kv_head| Self { kv_head, kv_heads: 1, ..*self })
     }
 
     /// The positions that the `token`-th of these tokens sees.
@@ -118,8 +132,10 @@ impl Scratch {
     /// Takes the queries in, one row after the other.
     pub fn load(&mut self, queries: &Queries<'_>, q: Rows<'_>) {
         self.q.clear();
-        for token in queries.token..queries.token + queries.tokens {
-            self.q.extend_from_slice(&q.row(token)[queries.columns()]);
+        for head in 0..queries.kv_heads {
+            for token in queries.token..queries.token + queries.tokens {
+                self.q.extend_from_slice(&q.row(token)[queries.columns(head)]);
+            }
         }
         self.lines.resize(queries.rows().max(self.lines.len()), [0.0; KV_BLOCK]);
         self.total.reset(queries.rows(), queries.layout.head_dim);
@@ -137,31 +153,34 @@ impl Scratch {
             if tokens.is_empty() {
                 continue;
             }
-            let (keys, values) = kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head);
-            if E::IS_F32 || tokens.len() * queries.group <= CONVERT_IN_PLACE {
-                self.attend(lanes, queries, tokens, base, keys, values);
-            } else {
-                let (mut k, mut v) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.values));
-                convert(lanes, keys.as_flattened(), &mut k);
-                convert(lanes, values, &mut v);
-                self.attend(lanes, queries, tokens, base, k.as_chunks().0, &v);
-                (self.keys, self.values) = (k, v);
+            for head in 0..queries.kv_heads {
+                let rows = queries.rows_of(head, &tokens);
+                let (keys, values) =
+                    kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
+                if E::IS_F32 || rows.len() <= CONVERT_IN_PLACE {
+                    self.attend(lanes, queries, tokens.clone(), rows, base, (keys, values));
+                } else {
+                    let (mut k, mut v) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.values));
+                    convert(lanes, keys.as_flattened(), &mut k);
+                    convert(lanes, values, &mut v);
+                    self.attend(lanes, queries, tokens.clone(), rows, base, (k.as_chunks().0, &v));
+                    (self.keys, self.values) = (k, v);
+                }
             }
         }
     }
 
-    /// Some of the tokens against the tile at `base`.
+    /// Some tokens, whose rows at one kv head are `rows`, against the tile at `base`.
     fn attend<L: Lanes, E: Element>(
         &mut self,
         lanes: L,
         queries: &Queries<'_>,
         tokens: Range<usize>,
+        rows: Range<usize>,
         base: usize,
-        keys: &[[E; KV_BLOCK]],
-        values: &[E],
+        (keys, values): (&[[E; KV_BLOCK]], &[E]),
     ) {
         let (dim, group) = (queries.layout.head_dim, queries.group);
-        let rows = tokens.start * group..tokens.end * group;
         let lines = &mut self.lines[rows.clone()];
         let sums = &mut self.partial.sums[rows.start * dim..rows.end * dim];
         let softmax = &mut self.partial.softmax[rows.clone()];
@@ -170,10 +189,11 @@ impl Scratch {
         lanes.vectorize(
             #[inline(always)]
             || {
-                for (row, (line, softmax)) in lines.iter_mut().zip(softmax).enumerate() {
-                    let slots = queries.slots(tokens.start + row / group, base);
+                let rows = lines.iter_mut().zip(softmax).zip(sums.chunks_exact_mut(dim));
+                let slots = tokens.clone().flat_map(|token| repeat_n(queries.slots(token, base), group));
+                for (((line, softmax), sums), slots) in rows.zip(slots) {
                     if let Some(factor) = tile::soften(lanes, queries.scoring, line, slots, softmax) {
-                        tile::rescale(lanes, &mut sums[row * dim..][..dim], factor);
+                        tile::rescale(lanes, sums, factor);
                     }
                 }
             },
@@ -231,16 +251,24 @@ impl Scratch {
         merge(lanes, queries, index, &mut self.total, softmax, sums);
     }
 
-    /// Writes the result of one token: `group` × `head_dim` floats.
-    pub fn finish<L: Lanes>(&self, lanes: L, queries: &Queries<'_>, token: usize, out: &mut [f32]) {
-        let (dim, group) = (queries.layout.head_dim, queries.group);
-        out.copy_from_slice(&self.total.sums[token * group * dim..][..group * dim]);
-        let softmax = &self.total.softmax[token * group..][..group];
+    /// Writes the result of one token at one kv head: `group` × `head_dim` floats.
+    pub fn finish<L: Lanes>(
+        &self,
+        lanes: L,
+        queries: &Queries<'_>,
+        head: usize,
+        token: usize,
+        out: &mut [f32],
+    ) {
+        let dim = queries.layout.head_dim;
+        let rows = queries.rows_of(head, &(token..token + 1));
+        out.copy_from_slice(&self.total.sums[rows.start * dim..rows.end * dim]);
+        let softmax = &self.total.softmax[rows];
         lanes.vectorize(
             #[inline(always)]
             || {
                 for (out, softmax) in out.chunks_exact_mut(dim).zip(softmax) {
-                    tile::rescale(lanes, out, 1.0 / softmax.sum);
+                    tile::rescale(lanes, out, 1.0 / lanes.sum(lanes.load(&softmax.sums)));
                 }
             },
         );
@@ -255,14 +283,16 @@ fn merge<L: Lanes>(
     softmax: &[Softmax],
     sums: &[f32],
 ) {
-    let (dim, group) = (queries.layout.head_dim, queries.group);
+    let dim = queries.layout.head_dim;
     let tokens = queries.seeing(&(index * PARTITION..(index + 1) * PARTITION));
     lanes.vectorize(
         #[inline(always)]
         || {
-            for token in tokens {
+            for (head, token) in
+                (0..queries.kv_heads).flat_map(|head| tokens.clone().map(move |token| (head, token)))
+            {
                 let first = queries.first_partition(token) == index;
-                for row in token * group..(token + 1) * group {
+                for row in queries.rows_of(head, &(token..token + 1)) {
                     let (row_sums, sums) = (&mut total.sums[row * dim..][..dim], &sums[row * dim..][..dim]);
                     if first {
                         total.softmax[row] = softmax[row];
