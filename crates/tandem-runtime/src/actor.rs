@@ -3,9 +3,9 @@
 //! The mailbox is bounded without ever making a cancel wait: a request takes a place when it is made and gives it back
 //! when it ends, and each place can have only a few messages under way.
 //!
-//! A panic in the engine ends the requests it had, not the actor. The engine is rebuilt at once; if it fails again
-//! before it has answered anything, requests are answered with its error for a pause that doubles each time, and the
-//! first one after the pause tries again.
+//! A panic in the engine ends the requests it had, not the actor. The engine is rebuilt at once. If it cannot be built,
+//! or fails again before it has answered anything, requests are answered with its error for a pause that doubles each
+//! time, and the first one after the pause tries again.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +29,7 @@ pub struct Options {
     pub max_requests: usize,
     /// Events a stream holds before its sequence pauses.
     pub stream_capacity: usize,
-    /// Pause after the second failure in a row; it doubles up to a hundredfold.
+    /// Pause after a failure that is not mended at once; it doubles with each in a row, seven times at most.
     pub pause: Duration,
 }
 
@@ -181,15 +181,16 @@ impl Worker {
     fn run(mut self, mut factory: Box<dyn EngineFactory>) {
         loop {
             let built = catch_unwind(AssertUnwindSafe(|| factory.build()));
-            let error = match built {
+            let (was_built, error) = match built {
                 Ok(Ok(engine)) => match self.serve(engine) {
                     Ok(()) => return,
-                    Err(error) => error,
+                    Err(error) => (true, error),
                 },
-                Ok(Err(error)) => self.failed(error.into()),
-                Err(panic) => self.failed(crashed(panic.as_ref())),
+                Ok(Err(error)) => (false, self.failed(error.into())),
+                Err(panic) => (false, self.failed(crashed(panic.as_ref()))),
             };
-            if self.wait_out(&error) == Next::Stop {
+            let at_once = was_built && self.failures == 1;
+            if !at_once && self.wait_out(&error) == Next::Stop {
                 return;
             }
             self.restarts += 1;
@@ -268,9 +269,6 @@ impl Worker {
 
     /// Answers requests with `error` until the pause is over.
     fn wait_out(&mut self, error: &RuntimeError) -> Next {
-        if self.failures <= 1 && matches!(error, RuntimeError::Crashed(_)) {
-            return Next::Continue;
-        }
         let doublings = self.failures.saturating_sub(2).min(7);
         let over = Instant::now() + self.pause.saturating_mul(1 << doublings);
         while let Ok(envelope) = self.messages.recv() {

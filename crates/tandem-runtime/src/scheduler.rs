@@ -110,6 +110,10 @@ impl Scheduler {
         if let Some(&token) = request.tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(EngineError::TokenOutOfRange { token, vocab });
         }
+        if request.max_tokens == Some(0) {
+            let (field, value, expected) = ("max_tokens".to_owned(), "0".to_owned(), "1 or more".to_owned());
+            return Err(EngineError::InvalidSpec { field, value, expected });
+        }
         let limit = request.context.unwrap_or(usize::MAX).min(self.capabilities.context);
         let prompt = request.tokens.len();
         let needed = prompt.saturating_add(request.max_tokens.unwrap_or(1));
@@ -295,7 +299,11 @@ impl Scheduler {
                 Ok(reason) => {
                     let done = active.done(reason, self.route());
                     active.tokens.truncate(active.fed);
-                    self.prefix.keep(self.engine.as_mut(), active.seq, active.tokens);
+                    if active.fed > 0 {
+                        self.prefix.keep(self.engine.as_mut(), active.seq, active.tokens);
+                    } else {
+                        self.close(active.seq);
+                    }
                     self.completed += 1;
                     active.sender.end(Event::Done(done));
                 }
@@ -385,3 +393,6 @@ impl Active {
         Done { reason, usage, timing, route }
     }
 }
+
+#[cfg(test)]
+mod tests;
