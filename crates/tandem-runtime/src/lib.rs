@@ -18,6 +18,7 @@ mod prefix;
 mod scheduler;
 mod stop;
 mod stream;
+mod text;
 
 pub use actor::{Actor, ActorHandle, Options};
 pub use error::RuntimeError;
@@ -26,3 +27,4 @@ pub use message::{
 };
 pub use stop::{StopMatcher, Stopped};
 pub use stream::{StreamControl, TokenStream};
+pub use text::{TextEvent, TextStream};

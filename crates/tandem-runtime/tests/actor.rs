@@ -21,7 +21,7 @@ fn factory() -> Box<dyn EngineFactory> {
 }
 
 fn spawn(factory: Box<dyn EngineFactory>) -> Actor {
-    let options = Options { pause: Duration::from_millis(100), ..Options::default() };
+    let options = Options { pause: Duration::from_millis(300), ..Options::default() };
     Actor::spawn(factory, &options).unwrap()
 }
 
@@ -102,13 +102,18 @@ fn a_slow_reader_loses_nothing() {
 fn a_panic_fails_the_requests_it_meets_and_the_next_one_succeeds() {
     let built = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&built);
+    let (all_made, wait) = std::sync::mpsc::channel();
     let actor = spawn(Box::new(move || {
         let first = count.fetch_add(1, Ordering::SeqCst) == 0;
+        if first {
+            wait.recv().unwrap();
+        }
         let engine = if first { engine().panicking_after(3) } else { engine() };
         Ok(Box::new(engine) as Box<dyn Engine>)
     }));
     let handle = actor.handle();
     let streams: Vec<_> = (0..16).map(|i| handle.generate(request(5 + i, 1000)).unwrap()).collect();
+    all_made.send(()).unwrap();
     for stream in streams {
         match stream.last().unwrap() {
             Event::Error(RuntimeError::Crashed(message)) => assert!(message.contains("told to panic")),
@@ -130,12 +135,12 @@ fn an_engine_that_keeps_crashing_is_given_a_pause() {
     }));
     let handle = actor.handle();
     // The first crash is mended at once, the second is not.
-    for _ in 0..6 {
+    for _ in 0..4 {
         assert!(matches!(last(&handle, request(5, 3)), Event::Error(RuntimeError::Crashed(_))));
     }
     assert_eq!(built.load(Ordering::SeqCst), 2);
     assert!(matches!(handle.status().unwrap().engine, EngineState::Failed(RuntimeError::Crashed(_))));
-    std::thread::sleep(Duration::from_millis(150));
+    std::thread::sleep(Duration::from_millis(400));
     assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
 }
 
@@ -150,7 +155,7 @@ fn an_engine_that_cannot_be_built_answers_with_the_reason_and_is_tried_again() {
     assert_eq!(handle.ready().unwrap_err(), error.clone().into());
     assert_eq!(last(&handle, request(5, 3)), Event::Error(error.into()));
     *outcome.lock().unwrap() = Ok(());
-    std::thread::sleep(Duration::from_millis(150));
+    std::thread::sleep(Duration::from_millis(400));
     assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
 }
 
