@@ -16,7 +16,13 @@ fn request(prompt: u32) -> Request {
         .filter(|b| !matches!(b, 0x61..0x64 | 0xc3 | 0xa4..0xa6))
         .map(|b| (b, f32::NEG_INFINITY))
         .collect();
-    Request { tokens: vec![prompt % 256, 7], sample, max_tokens: Some(60), stop_tokens: Vec::new(), context: None }
+    Request {
+        tokens: vec![prompt % 256, 7],
+        sample,
+        max_tokens: Some(60),
+        stop_tokens: Vec::new(),
+        context: None,
+    }
 }
 
 fn read(stream: TextStream) -> (String, Vec<u32>, Done) {
