@@ -1,0 +1,89 @@
+//! A request's answer as its reader sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+
+use crate::actor::Envelope;
+use crate::channel::Receiver;
+use crate::message::{Command, Event, Reason, RequestId};
+use crate::{RuntimeError, channel};
+
+/// The events of one request, in order; `next` waits. The last is [`Event::Done`] or [`Event::Error`].
+///
+/// Dropping it before that cancels the request: its KV is freed before the engine's next step.
+#[derive(Debug)]
+pub struct TokenStream {
+    events: Receiver,
+    control: StreamControl,
+    ended: bool,
+}
+
+/// Ends a stream from elsewhere (a signal handler, a wrapper that has seen enough).
+#[derive(Debug, Clone)]
+pub struct StreamControl {
+    id: RequestId,
+    mailbox: SyncSender<Envelope>,
+    finished: Arc<AtomicBool>,
+}
+
+impl TokenStream {
+    pub(crate) fn new(id: RequestId, events: Receiver, mailbox: SyncSender<Envelope>) -> Self {
+        let control = StreamControl { id, mailbox, finished: Arc::default() };
+        Self { events, control, ended: false }
+    }
+
+    /// The request.
+    pub fn id(&self) -> RequestId {
+        self.control.id
+    }
+
+    /// Something to end it with.
+    pub fn control(&self) -> StreamControl {
+        self.control.clone()
+    }
+}
+
+impl StreamControl {
+    /// Asks for the end: after at most one more step the stream gives `Done` with this reason. Only the first call
+    /// counts, and none does after the end.
+    pub fn finish(&self, reason: Reason) {
+        if !self.finished.swap(true, Ordering::Relaxed) {
+            self.send(Command::Finish(self.id, reason));
+        }
+    }
+
+    /// An actor that is gone has nothing left to be told.
+    fn send(&self, command: Command) {
+        let _ = self.mailbox.send(Envelope::control(command));
+    }
+}
+
+impl Iterator for TokenStream {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        if self.ended {
+            return None;
+        }
+        let event = match self.events.take() {
+            Some(channel::Taken { event, resume }) => {
+                if resume {
+                    self.control.send(Command::Resume(self.control.id));
+                }
+                event
+            }
+            None => Event::Error(RuntimeError::ShutDown),
+        };
+        self.ended = !matches!(event, Event::Token(_));
+        Some(event)
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.control.send(Command::Cancel(self.control.id));
+        }
+    }
+}

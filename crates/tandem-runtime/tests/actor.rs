@@ -1,0 +1,215 @@
+//! The actor as its users see it: threads, streams, panics.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tandem_engine::fake::FakeEngine;
+use tandem_engine::{Engine, EngineError, EngineFactory, SampleSpec};
+use tandem_runtime::{
+    Actor, ActorHandle, Command, Done, EngineState, Event, Options, Reason, Request, RequestId, RuntimeError,
+};
+
+const VOCAB: usize = 97;
+
+fn engine() -> FakeEngine {
+    FakeEngine::new(VOCAB, 4096, 100_000)
+}
+
+fn factory() -> Box<dyn EngineFactory> {
+    Box::new(|| Ok(Box::new(engine()) as Box<dyn Engine>))
+}
+
+fn spawn(factory: Box<dyn EngineFactory>) -> Actor {
+    let options = Options { pause: Duration::from_millis(300), ..Options::default() };
+    Actor::spawn(factory, &options).unwrap()
+}
+
+fn request(prompt: usize, max_tokens: usize) -> Request {
+    Request {
+        tokens: (0..prompt as u32).map(|i| i % VOCAB as u32).collect(),
+        sample: SampleSpec::greedy(),
+        max_tokens: Some(max_tokens),
+        stop_tokens: Vec::new(),
+        context: None,
+    }
+}
+
+fn last(handle: &ActorHandle, request: Request) -> Event {
+    handle.generate(request).unwrap().last().unwrap()
+}
+
+fn done(event: Event) -> Done {
+    match event {
+        Event::Done(done) => done,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn kv(handle: &ActorHandle) -> u64 {
+    match handle.status().unwrap().engine {
+        EngineState::Ready { memory, .. } => memory.kv_exclusive + memory.kv_shared,
+        EngineState::Failed(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn an_answer_comes_with_usage_timing_and_route() {
+    let actor = spawn(factory());
+    let events: Vec<Event> = actor.handle().generate(request(100, 5)).unwrap().collect();
+    assert_eq!(events.len(), 6);
+    let done = done(events[5].clone());
+    assert_eq!((done.reason, done.route.engine.as_str()), (Reason::Length, "fake"));
+    assert_eq!((done.usage.prompt, done.usage.cached, done.usage.generated), (100, 0, 5));
+    let timing = done.timing;
+    assert_eq!(timing.ttft.unwrap(), timing.queue.unwrap() + timing.prefill.unwrap());
+    assert!(timing.decode_rate(&done.usage).unwrap() > 0.0);
+}
+
+#[test]
+fn dropping_a_stream_frees_its_kv_before_the_next_message_is_answered() {
+    let actor = spawn(factory());
+    let handle = actor.handle();
+    // In the middle of decoding, and (with 4,000 tokens to go in chunks of 64) most likely of prefill.
+    for mut request in [request(10, 4000), request(4000, 10)] {
+        request.context = None;
+        let decoding = request.tokens.len() == 10;
+        let mut stream = handle.generate(request).unwrap();
+        if decoding {
+            stream.next().unwrap();
+        }
+        drop(stream);
+        assert_eq!(kv(&handle), 0);
+        let status = handle.status().unwrap();
+        assert_eq!((status.running, status.waiting), (0, 0));
+    }
+}
+
+#[test]
+fn a_slow_reader_loses_nothing() {
+    let options = Options { stream_capacity: 2, ..Options::default() };
+    let actor = Actor::spawn(factory(), &options).unwrap();
+    let whole: Vec<Event> = spawn(factory()).handle().generate(request(10, 200)).unwrap().collect();
+    let mut slow = actor.handle().generate(request(10, 200)).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    let mut events: Vec<Event> = slow.by_ref().take(10).collect();
+    std::thread::sleep(Duration::from_millis(20));
+    events.extend(slow);
+    assert_eq!(events[..200], whole[..200]);
+}
+
+#[test]
+fn a_panic_fails_the_requests_it_meets_and_the_next_one_succeeds() {
+    let built = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&built);
+    let (all_made, wait) = std::sync::mpsc::channel();
+    let actor = spawn(Box::new(move || {
+        let first = count.fetch_add(1, Ordering::SeqCst) == 0;
+        if first {
+            wait.recv().unwrap();
+        }
+        let engine = if first { engine().panicking_after(3) } else { engine() };
+        Ok(Box::new(engine) as Box<dyn Engine>)
+    }));
+    let handle = actor.handle();
+    let streams: Vec<_> = (0..16).map(|i| handle.generate(request(5 + i, 1000)).unwrap()).collect();
+    all_made.send(()).unwrap();
+    for stream in streams {
+        match stream.last().unwrap() {
+            Event::Error(RuntimeError::Crashed(message)) => assert!(message.contains("told to panic")),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
+    assert_eq!((handle.status().unwrap().restarts, built.load(Ordering::SeqCst)), (1, 2));
+}
+
+#[test]
+fn an_engine_that_keeps_crashing_is_given_a_pause() {
+    let built = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&built);
+    let actor = spawn(Box::new(move || {
+        let healthy = count.fetch_add(1, Ordering::SeqCst) >= 2;
+        let engine = if healthy { engine() } else { engine().panicking_after(0) };
+        Ok(Box::new(engine) as Box<dyn Engine>)
+    }));
+    let handle = actor.handle();
+    // The first crash is mended at once, the second is not.
+    for _ in 0..4 {
+        assert!(matches!(last(&handle, request(5, 3)), Event::Error(RuntimeError::Crashed(_))));
+    }
+    assert_eq!(built.load(Ordering::SeqCst), 2);
+    assert!(matches!(handle.status().unwrap().engine, EngineState::Failed(RuntimeError::Crashed(_))));
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
+}
+
+#[test]
+fn an_engine_that_cannot_be_built_answers_with_the_reason_and_is_tried_again() {
+    let error = EngineError::Device("no such device".to_owned());
+    let outcome = Arc::new(Mutex::new(Err(error.clone())));
+    let next = Arc::clone(&outcome);
+    let actor =
+        spawn(Box::new(move || next.lock().unwrap().clone().map(|()| Box::new(engine()) as Box<dyn Engine>)));
+    let handle = actor.handle();
+    assert_eq!(handle.ready().unwrap_err(), error.clone().into());
+    assert_eq!(last(&handle, request(5, 3)), Event::Error(error.into()));
+    *outcome.lock().unwrap() = Ok(());
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
+}
+
+#[test]
+fn a_panic_while_building_is_an_error_too() {
+    let actor = spawn(Box::new(|| -> Result<Box<dyn Engine>, EngineError> { panic!("bad weights") }));
+    let error = actor.handle().ready().unwrap_err();
+    assert_eq!(error, RuntimeError::Crashed("bad weights".to_owned()));
+}
+
+#[test]
+fn more_requests_than_there_are_places_are_refused_with_the_number() {
+    let options = Options { max_requests: 2, stream_capacity: 1, ..Options::default() };
+    let actor = Actor::spawn(factory(), &options).unwrap();
+    let handle = actor.handle();
+    let streams: Vec<_> = (0..2).map(|_| handle.generate(request(5, 100)).unwrap()).collect();
+    assert_eq!(handle.generate(request(5, 1)).unwrap_err(), RuntimeError::Busy { limit: 2 });
+    // An ended request's place is free before its reader sees the end.
+    for stream in streams {
+        done(stream.last().unwrap());
+        done(last(&handle, request(5, 1)));
+    }
+}
+
+#[test]
+fn a_stream_can_be_finished_from_another_thread() {
+    let actor = spawn(factory());
+    let mut stream = actor.handle().generate(request(5, 4000)).unwrap();
+    let control = stream.control();
+    stream.next().unwrap();
+    let thread = std::thread::spawn(move || control.finish(Reason::Interrupted));
+    assert_eq!(done(stream.last().unwrap()).reason, Reason::Interrupted);
+    thread.join().unwrap();
+}
+
+#[test]
+fn shutting_down_ends_everything() {
+    let actor = spawn(factory());
+    let handle = actor.handle();
+    let stream = handle.generate(request(5, 4000)).unwrap();
+    drop(actor);
+    assert_eq!(stream.last().unwrap(), Event::Error(RuntimeError::ShutDown));
+    assert_eq!(handle.generate(request(5, 1)).unwrap_err(), RuntimeError::ShutDown);
+    assert_eq!(handle.status().unwrap_err(), RuntimeError::ShutDown);
+}
+
+#[test]
+fn messages_are_plain_data() {
+    let command = Command::Generate(RequestId(7), request(3, 2));
+    let text = serde_json::to_string(&command).unwrap();
+    assert_eq!(serde_json::from_str::<Command>(&text).unwrap(), command);
+    let actor = spawn(factory());
+    for event in actor.handle().generate(request(3, 2)).unwrap() {
+        let text = serde_json::to_string(&event).unwrap();
+        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
+    }
+}

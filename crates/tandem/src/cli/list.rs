@@ -1,0 +1,8 @@
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}

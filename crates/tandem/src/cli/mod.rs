@@ -1,0 +1,51 @@
+//! The command line's grammar. A flag stands together with its documentation; each command's are one struct in its own
+//! file.
+
+mod completions;
+mod doctor;
+mod engine;
+mod list;
+mod pull;
+mod rm;
+mod run;
+mod sampling;
+
+use clap::{Parser, Subcommand};
+
+pub use completions::CompletionsArgs;
+pub use doctor::DoctorArgs;
+pub use engine::{EngineArgs, QuantArg};
+pub use list::ListArgs;
+pub use pull::PullArgs;
+pub use rm::RmArgs;
+pub use run::{DummyArgs, DummyFormat, RunArgs};
+pub use sampling::SamplingArgs;
+
+/// Runs fine-tuned language models on the machine in front of you.
+#[derive(Debug, Parser)]
+#[command(name = "tandem", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// Tell what happens inside, on standard error
+    #[arg(long, short = 'v', global = true)]
+    pub verbose: bool,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer a prompt, or chat
+    Run(Box<RunArgs>),
+    /// Fetch a model, or bring it up to date
+    Pull(PullArgs),
+    /// Show the models on this machine
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Remove a model from this machine
+    Rm(RmArgs),
+    /// Show what this machine offers and what Tandem makes of it
+    Doctor(DoctorArgs),
+    /// Print a shell's completion script
+    Completions(CompletionsArgs),
+}

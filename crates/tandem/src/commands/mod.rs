@@ -1,0 +1,9 @@
+//! What each command does.
+
+pub mod chat;
+pub mod completions;
+pub mod doctor;
+pub mod list;
+pub mod pull;
+pub mod rm;
+pub mod run;

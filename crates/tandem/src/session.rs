@@ -1,0 +1,109 @@
+//! A loaded model and what a command's flags fix for all of its answers.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use tandem_engine::{Capabilities, SampleSpec};
+use tandem_model::{Checkpoint, Detokenizer};
+use tandem_runtime::{Actor, Done, Request, TextEvent, TextStream};
+
+use crate::cli::RunArgs;
+use crate::output::{Output, Start};
+use crate::{interrupt, measure, model, prompt};
+
+pub struct Session {
+    pub checkpoint: Checkpoint,
+    name: String,
+    context: usize,
+    actor: Actor,
+    capabilities: Capabilities,
+    request: Request,
+    stop: Vec<String>,
+    stats: bool,
+    load: Duration,
+    answered: bool,
+}
+
+impl Session {
+    /// Starts the engine and waits until it is loaded. `begun` is when loading began.
+    pub fn start(
+        args: &RunArgs,
+        checkpoint: Checkpoint,
+        context: usize,
+        begun: Instant,
+    ) -> anyhow::Result<Self> {
+        let actor = model::start(&checkpoint, &args.engine, context)?;
+        let capabilities = actor.handle().ready()?;
+        let seed = args.sampling.seed.unwrap_or_else(random_seed);
+        let sample = SampleSpec {
+            top_logprobs: args.output.logprobs,
+            ..model::sampling(&args.sampling, &checkpoint.generation, seed)
+        };
+        let stop_tokens =
+            if args.answer.ignore_eos { Vec::new() } else { checkpoint.generation.eos_token_ids.clone() };
+        let request = Request {
+            tokens: Vec::new(),
+            sample,
+            max_tokens: args.answer.max_tokens.map(usize::from),
+            stop_tokens,
+            context: None,
+        };
+        let name = match (&args.dummy.weights, &args.model) {
+            (Some(config), _) => config.display().to_string(),
+            (None, name) => name.clone().unwrap_or_default(),
+        };
+        let (stop, stats) = (args.answer.stop.clone(), args.output.stats);
+        let load = begun.elapsed();
+        let answered = false;
+        Ok(Self { checkpoint, name, context, actor, capabilities, request, stop, stats, load, answered })
+    }
+
+    /// Whether `tokens` of prompt leave room for an answer.
+    pub fn check_fits(&self, tokens: usize) -> anyhow::Result<()> {
+        prompt::check_fits(tokens, self.request.max_tokens, self.context, self.checkpoint.decoder.max_context)
+    }
+
+    /// Streams the answer to `output`; returns its text too.
+    pub fn answer(&mut self, tokens: Vec<u32>, output: &mut Output) -> anyhow::Result<(String, Done)> {
+        let tokenizer = &self.checkpoint.tokenizer;
+        output.start(&Start {
+            model: &self.name,
+            engine: &self.capabilities.engine,
+            context: self.context,
+            prompt_tokens: tokens.len(),
+            seed: self.request.sample.seed,
+        })?;
+        let tokens = self.actor.handle().generate(Request { tokens, ..self.request.clone() })?;
+        let events = TextStream::new(tokens, Detokenizer::new(tokenizer, true), self.stop.clone())?;
+        let ends = interrupt::Ends::answer(events.control());
+        let load = (!self.answered).then_some(self.load);
+        let mut answer = String::new();
+        for event in events {
+            match event {
+                TextEvent::Piece { text, token } => {
+                    output.piece(&text, token.as_ref(), tokenizer)?;
+                    answer += &text;
+                }
+                TextEvent::Error(error) => return Err(error.into()),
+                TextEvent::Done(done) => {
+                    drop(ends);
+                    self.answered = true;
+                    output.done(&done, load)?;
+                    if self.stats {
+                        for line in measure::lines(load, self.request.sample.seed, &done) {
+                            eprintln!("{line}");
+                        }
+                    }
+                    return Ok((answer, done));
+                }
+            }
+        }
+        anyhow::bail!("the answer broke off")
+    }
+}
+
+/// A seed that is easy to type again.
+fn random_seed() -> u64 {
+    // The standard library keys its hash maps from the system's entropy.
+    RandomState::new().hash_one(()) >> 32
+}
