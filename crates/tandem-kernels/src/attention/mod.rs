@@ -31,7 +31,8 @@ use crate::team::{SharedMut, Team};
 use tile::{Scoring, Softmax};
 use walk::{Queries, Scratch};
 
-/// Most rows (query heads × tokens) in a unit of work: large enough to pay for converting a tile, small enough for the cache.
+/// Most rows (query heads × tokens) in a unit of work: large enough to pay for converting a tile, small enough for
+/// the cache.
 const TILE_ROWS: usize = 96;
 
 /// The same where units are few.
