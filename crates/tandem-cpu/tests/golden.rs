@@ -42,7 +42,12 @@ impl Golden {
 
 /// The largest relative error over the golden's two sequences, each at its positions.
 fn worst(checkpoint: &Path, golden: &Golden, prefix: &str, options: &CpuOptions) -> f32 {
-    let Checkpoint { decoder, weights, .. } = Checkpoint::open(checkpoint).unwrap();
+    let (decoder, weights) = if checkpoint.is_dir() {
+        Checkpoint::open_network(checkpoint).unwrap()
+    } else {
+        let Checkpoint { decoder, weights, .. } = Checkpoint::open(checkpoint).unwrap();
+        (decoder, weights)
+    };
     let mut engine = CpuEngine::load(&decoder, weights, options, &mut (Box::new(|_| ()) as _)).unwrap();
     let vocab = decoder.vocab_size;
     let mut worst = 0.0f32;
