@@ -1,0 +1,115 @@
+//! SmolLM2-135M, the real thing: greedy tokens against transformers and llama.cpp, likelihood of a text, and what 8-bit
+//! activations cost. Runs in the judged tier (`TANDEM_JUDGED=1`); the model is found by `TANDEM_SMOLLM2` or the store.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tandem_cpu::{CpuEngine, CpuOptions};
+use tandem_engine::{Engine, Input, KvType, Row, RowOut, SampleSpec, Want, Which};
+use tandem_model::Checkpoint;
+
+fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)
+}
+
+fn json(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(path)).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// The model, or `None` outside the judged tier.
+fn model() -> Option<Checkpoint> {
+    if std::env::var_os("TANDEM_JUDGED").is_none() {
+        eprintln!("skipped: TANDEM_JUDGED is not set");
+        return None;
+    }
+    let home = PathBuf::from(std::env::var_os("TANDEM_HOME").expect("TANDEM_HOME in the judged tier"));
+    Some(Checkpoint::open(&home.join("models/smollm2.gguf")).unwrap())
+}
+
+fn engine(model: &Checkpoint, options: &CpuOptions) -> CpuEngine {
+    let options = CpuOptions { context: Some(2048), ..options.clone() };
+    CpuEngine::load(&model.decoder, model.weights.clone(), &options, &mut (Box::new(|_| ()) as _)).unwrap()
+}
+
+/// Greedy tokens, up to `count` or the end token.
+fn greedy(engine: &mut CpuEngine, prompt: &[u32], count: usize, end: u32) -> Vec<u32> {
+    let seq = engine.open(prompt.len() + count, None).unwrap();
+    let mut input = Input::Tokens(prompt.to_vec());
+    let mut tokens = Vec::new();
+    while tokens.len() < count && tokens.last() != Some(&end) {
+        let row = Row { seq, input, want: Want::Sample(SampleSpec::greedy()) };
+        let ticket = engine.submit(&[row]).unwrap();
+        let RowOut::Sampled(sampled) = engine.collect(ticket).unwrap().remove(0) else { panic!("no sample") };
+        tokens.push(sampled.token);
+        input = Input::PreviousSample;
+    }
+    engine.close(seq).unwrap();
+    tokens
+}
+
+/// Log-probabilities of every next token, `[tokens, vocab]`.
+fn log_probabilities(engine: &mut CpuEngine, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let seq = engine.open(tokens.len(), None).unwrap();
+    let mut out = Vec::new();
+    for part in tokens.chunks(256) {
+        let row = Row { seq, input: Input::Tokens(part.to_vec()), want: Want::Logits(Which::All) };
+        let ticket = engine.submit(&[row]).unwrap();
+        let RowOut::Logits(logits) = engine.collect(ticket).unwrap().remove(0) else { panic!("no logits") };
+        for logits in logits.values.chunks(logits.vocab) {
+            let max = logits.iter().copied().fold(f32::MIN, f32::max);
+            let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
+            out.push(logits.iter().map(|l| f64::from(l - max) - sum.ln()).collect());
+        }
+    }
+    engine.close(seq).unwrap();
+    out
+}
+
+#[test]
+fn judged_greedy_tokens_equal_transformers_and_llama_cpp() {
+    let Some(model) = model() else { return };
+    let mut engine = engine(&model, &CpuOptions::default().exact());
+    let llama_cpp = &json("smollm2/greedy_llama_cpp.json")["f32"];
+    for prompt in json("smollm2/greedy.json").as_array().unwrap() {
+        let name = prompt["name"].as_str().unwrap();
+        let text = prompt["prompt"].as_str().unwrap();
+        assert_eq!(model.tokenizer.encode(text, false).unwrap(), ids(&prompt["ids"]), "{name}: prompt ids");
+        let tokens = greedy(&mut engine, &ids(&prompt["ids"]), 32, 2);
+        assert_eq!(tokens, ids(&prompt["greedy"]), "{name}: against transformers");
+        assert_eq!(tokens, ids(&llama_cpp[name]), "{name}: against llama.cpp on the dequantized weights");
+    }
+}
+
+#[test]
+fn judged_text_likelihood_equals_transformers_and_int8_activations_cost_little() {
+    let Some(model) = model() else { return };
+    let text = std::fs::read_to_string(fixture("text/persuasion.txt")).unwrap();
+    let tokens = model.tokenizer.encode(&text, false).unwrap();
+    let reference = json("smollm2/nll.json");
+    assert_eq!(tokens.len() as u64, reference["tokens"].as_u64().unwrap());
+
+    let exact = log_probabilities(&mut engine(&model, &CpuOptions::default().exact()), &tokens);
+    let scored = tokens.len() - 1;
+    let nll = (0..scored).map(|i| -exact[i][tokens[i + 1] as usize]).sum::<f64>() / scored as f64;
+    println!("mean NLL {nll:.6}, transformers {}", reference["mean_nll"]);
+    assert!((nll - reference["mean_nll"].as_f64().unwrap()).abs() < 1e-4);
+
+    let only_kv = CpuOptions { kv: KvType::F16, ..CpuOptions::default().exact() };
+    let only_int8 = CpuOptions { kv: KvType::F32, ..CpuOptions::default() };
+    for (name, options, bound) in
+        [("f16 KV", only_kv, 1e-4), ("int8 activations", only_int8, 0.01), ("default", CpuOptions::default(), 0.01)]
+    {
+        let fast = log_probabilities(&mut engine(&model, &options), &tokens);
+        let kl: Vec<f64> =
+            exact.iter().zip(&fast).map(|(p, q)| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()).collect();
+        let mean = kl.iter().sum::<f64>() / kl.len() as f64;
+        println!("{name}: mean KL {mean:.5} nats, largest {:.3}", kl.iter().copied().fold(0.0, f64::max));
+        assert!(mean < bound, "{name}: mean KL {mean}");
+    }
+}
