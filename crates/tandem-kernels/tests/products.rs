@@ -211,6 +211,17 @@ proptest! {
             let packed =
                 PackedMatrix::quantize(&team, target, rows, 32 * blocks, |row, out| out.copy_from_slice(&source[row])).unwrap();
             prop_assert_eq!(packed.format(), target.format());
+            for path in Path::supported() {
+                let team = Team::with_path(1, path).unwrap();
+                let other =
+                    PackedMatrix::quantize(&team, target, rows, 32 * blocks, |row, out| out.copy_from_slice(&source[row])).unwrap();
+                let (mut a, mut b) = (vec![0.0; 32 * blocks], vec![0.0; 32 * blocks]);
+                for row in 0..rows {
+                    packed.dequantize_row(row, &mut a);
+                    other.dequantize_row(row, &mut b);
+                    prop_assert_eq!(&a, &b);
+                }
+            }
             let mut got = vec![0.0; 32 * blocks];
             for (row, source) in source.iter().enumerate() {
                 packed.dequantize_row(row, &mut got);

@@ -140,18 +140,13 @@ pub(super) fn quant(format: Format, block: &[u8], k: usize, lane: usize) -> i16 
 
 /// Puts one stored row into its lane of a panel.
 pub(super) fn pack_lane(format: Format, row: &[u8], lane: usize, panel: &mut [u8]) {
-    let stored = row.chunks_exact(format.block_bytes());
-    let packed = panel.chunks_exact_mut(packed_block_bytes(format));
     match format {
-        Format::F32 | Format::F16 | Format::Bf16 => {
-            let size = format.block_bytes();
-            for (stored, packed) in stored.zip(packed) {
-                packed[lane * size..][..size].copy_from_slice(stored);
-            }
-        }
+        Format::F32 => pack_floats::<4>(row, lane, panel),
+        Format::F16 | Format::Bf16 => pack_floats::<2>(row, lane, panel),
         Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
             let head = head_bytes(format);
-            for (stored, packed) in stored.zip(packed) {
+            let packed = panel.chunks_exact_mut(packed_block_bytes(format));
+            for (stored, packed) in row.chunks_exact(format.block_bytes()).zip(packed) {
                 let (scales, values) = stored.split_at(head / PANEL);
                 for (i, scale) in scales.chunks_exact(2).enumerate() {
                     packed[2 * (i * PANEL + lane)..][..2].copy_from_slice(scale);
@@ -162,5 +157,12 @@ pub(super) fn pack_lane(format: Format, row: &[u8], lane: usize, panel: &mut [u8
                 }
             }
         }
+    }
+}
+
+fn pack_floats<const SIZE: usize>(row: &[u8], lane: usize, panel: &mut [u8]) {
+    let columns = panel.as_chunks_mut::<SIZE>().0.as_chunks_mut::<PANEL>().0;
+    for (column, value) in columns.iter_mut().zip(row.as_chunks::<SIZE>().0) {
+        column[lane] = *value;
     }
 }
