@@ -19,7 +19,7 @@ use crate::weights::{Source, Tensor, Weights};
 const DEVIATION: f32 = 0.02;
 
 impl Checkpoint {
-    /// A model as `config_json` describes it, with matrices of random values (uniform, deviation 0.02) in `format`,
+    /// A model as `config_json` describes it, with matrices of random values (uniform, deviation 0.02, mean about 0) in `format`,
     /// norms of 1 and biases of 0. The same seed gives the same weights. The tokenizer stands in: ids 0 to 255 are the
     /// bytes, the others have no text; there is no template and no end token.
     ///
@@ -85,7 +85,7 @@ fn random(format: Format, shape: &[usize], seed: u64) -> Option<Tensor> {
         Format::F32 => fill(&mut bytes, len, &mut counter, |bits| uniform(bits).to_le_bytes()),
         Format::F16 => fill(&mut bytes, len, &mut counter, |bits| f16::from_f32(uniform(bits)).to_le_bytes()),
         Format::Bf16 => {
-            fill(&mut bytes, len, &mut counter, |bits| bf16::from_f32(uniform(bits)).to_le_bytes())
+            fill(&mut bytes, len, &mut counter, |bits| bf16::from_f32(uniform(bits)).to_le_bytes());
         }
         Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
             // Random quants of full range under a scale that gives the same reach.

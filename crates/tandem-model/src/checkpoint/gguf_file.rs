@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::ModelError;
 use crate::generation::GenerationConfig;
 use crate::gguf::{self, Gguf, Value};
-use crate::tokenizer::{self, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::weights::{MappedFile, Source, Tensor, Weights};
 
 pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
@@ -48,7 +48,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
         arch::decoder_from_gguf(path, name, &below(path, &gguf, &format!("{name}.")), &weights)?;
     verify(&decoder, &weights, architecture)?;
 
-    let tokenizer = tokenizer::from_gguf(path, &gguf, decoder.vocab_size)?;
+    let tokenizer = Tokenizer::from_gguf(path, &gguf, decoder.vocab_size)?;
     let mut generation = GenerationConfig::default();
     let end_keys = ["eos_token_id", "eot_token_id", "eom_token_id"];
     let ends =

@@ -27,8 +27,17 @@ macro_rules! llama3_pattern {
     };
 }
 
-/// Reads the `tokenizer.ggml.*` keys. `rows` is the number of embeddings.
-pub(crate) fn from_gguf(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Tokenizer, ModelError> {
+impl Tokenizer {
+    /// Reads the `tokenizer.ggml.*` keys of a model with `rows` embeddings. `path` is for messages.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`], or [`ModelError::Unsupported`] naming the kind that is not understood.
+    pub fn from_gguf(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Self, ModelError> {
+        read(path, gguf, rows)
+    }
+}
+
+fn read(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Tokenizer, ModelError> {
     let malformed =
         |what: String| ModelError::malformed(path, what, "download the file again, or convert it anew");
     let text = |key: &str| match gguf.metadata.get(key) {
@@ -77,7 +86,8 @@ pub(crate) fn from_gguf(path: &Path, gguf: &Gguf<'_>, rows: usize) -> Result<Tok
             None => Err(malformed(format!("the merge {line:?} is no pair"))),
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let mut tokenizers = byte_level_bpe(vocab, merges, ignore_merges, Some(pre_tokenizer))?;
+    let mut tokenizers =
+        byte_level_bpe(vocab, merges, ignore_merges, Some(pre_tokenizer)).map_err(malformed)?;
     if text("tokenizer.ggml.pre") == Some("qwen2") {
         tokenizers.with_normalizer(Some(NFC)).map_err(|error| ModelError::Tokenizer(error.to_string()))?;
     }

@@ -65,8 +65,17 @@ enum Merges {
     Lines(Vec<String>),
 }
 
-/// Reads the file's bytes. `rows` is the number of embeddings.
-pub(crate) fn from_json(path: &Path, json: &[u8], rows: usize) -> Result<Tokenizer, ModelError> {
+impl Tokenizer {
+    /// Reads the bytes of a tokenizer.json for a model with `rows` embeddings. `path` is for messages.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`], or [`ModelError::Unsupported`] naming the part that is not understood.
+    pub fn from_json(path: &Path, json: &[u8], rows: usize) -> Result<Self, ModelError> {
+        read(path, json, rows)
+    }
+}
+
+fn read(path: &Path, json: &[u8], rows: usize) -> Result<Tokenizer, ModelError> {
     let malformed = |what: String| ModelError::malformed(path, what, HINT);
     let unsupported = |key: &str, value: String| {
         ModelError::unsupported(
@@ -226,10 +235,10 @@ pub(super) fn byte_level_bpe(
     merges: Vec<(String, String)>,
     ignore_merges: bool,
     pre_tokenizer: Option<PreTokenizerWrapper>,
-) -> Result<tokenizers::Tokenizer, ModelError> {
-    check_merges(&vocab, &merges).map_err(ModelError::Tokenizer)?;
+) -> Result<tokenizers::Tokenizer, String> {
+    check_merges(&vocab, &merges)?;
     let model = BPE::builder().ignore_merges(ignore_merges).vocab_and_merges(vocab, merges).build();
-    let model = model.map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+    let model = model.map_err(|error| error.to_string())?;
     let mut tokenizers = tokenizers::Tokenizer::new(ModelWrapper::BPE(model));
     let whole = || PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false));
     tokenizers.with_pre_tokenizer(Some(pre_tokenizer.unwrap_or_else(whole)));
