@@ -365,7 +365,7 @@ mod tests {
     fn rope_pairs_undo_the_gguf_permutation() {
         // llama.cpp's conversion reshapes a head's rows to (2, head_dim / 2) and swaps the two axes.
         let head_dim = 8;
-        let mut stored = vec![0; 16];
+        let mut stored = [0; 16];
         for head in 0..2 {
             for part in 0..2 {
                 for j in 0..4 {
@@ -377,5 +377,35 @@ mod tests {
         for logical in 0..16 {
             assert_eq!(stored[order.stored_row(logical)], logical);
         }
+    }
+
+    #[test]
+    fn llama3_frequencies_are_those_of_transformers() {
+        // ROPE_INIT_FUNCTIONS["llama3"] of transformers 5.24 for these numbers.
+        #[rustfmt::skip]
+        let theirs = [
+            1.0, 0.562_341_3, 0.244_384_59, 0.064_309_87, 0.013_042_256, 0.007_029_266, 0.003_952_847_3,
+            0.002_222_849_3, 0.00125, 7.029_266_6e-4, 3.952_847_3e-4, 2.222_849_3e-4, 1.25e-4, 7.029_266e-5,
+            3.952_847_3e-5, 2.222_849_3e-5,
+        ];
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 64,
+        };
+        let ours = Rope { theta: 10_000.0, rotary_dim: 32, scaling }.frequencies();
+        assert_eq!(ours.len(), theirs.len());
+        for (ours, theirs) in ours.iter().zip(theirs) {
+            assert!((ours / theirs - 1.0).abs() < 3e-7, "{ours} {theirs}");
+        }
+    }
+
+    #[test]
+    fn linear_scaling_divides_and_factors_divide_each() {
+        let rope = |scaling| Rope { theta: 100.0, rotary_dim: 4, scaling }.frequencies();
+        assert_eq!(rope(RopeScaling::Default), [1.0, 0.1]);
+        assert_eq!(rope(RopeScaling::Linear { factor: 4.0 }), [0.25, 0.025]);
+        assert_eq!(rope(RopeScaling::Factors(vec![1.0, 10.0])), [1.0, 0.01]);
     }
 }

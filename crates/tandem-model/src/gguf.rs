@@ -127,6 +127,32 @@ impl<'a> Array<'a> {
     }
 }
 
+impl<'a> Gguf<'a> {
+    /// The string at `key`.
+    pub fn text(&self, key: &str) -> Option<&'a str> {
+        match self.metadata.get(key) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The array at `key`.
+    pub fn array(&self, key: &str) -> Option<Array<'a>> {
+        match self.metadata.get(key) {
+            Some(Value::Array(array)) => Some(*array),
+            _ => None,
+        }
+    }
+
+    /// The token id at `tokenizer.ggml.{which}_token_id`.
+    pub fn token_id(&self, which: &str) -> Option<u32> {
+        match self.metadata.get(format!("tokenizer.ggml.{which}_token_id").as_str()) {
+            Some(Value::Unsigned(id)) => u32::try_from(*id).ok(),
+            _ => None,
+        }
+    }
+}
+
 /// Reads a whole file. `path` is for messages.
 ///
 /// # Errors

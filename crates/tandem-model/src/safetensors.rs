@@ -3,6 +3,7 @@
 //! Own reader rather than the `safetensors` crate, because a checkpoint's faults must name file and tensor, duplicate
 //! names must be seen (a JSON map drops them), and tensors of other types may be present as long as nothing reads them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -121,6 +122,28 @@ pub fn parse(path: &Path, file: &[u8]) -> Result<Vec<Entry>, ModelError> {
     Ok(entries)
 }
 
+/// Reads model.safetensors.index.json: tensor name to the name of its file in the same folder. `path` is for messages.
+///
+/// # Errors
+/// [`ModelError::Malformed`].
+pub fn parse_index(path: &Path, json: &[u8]) -> Result<BTreeMap<String, String>, ModelError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(json)
+        .map_err(|error| ModelError::malformed(path, format!("not an index of shards: {error}"), HINT))?;
+    match index.weight_map.values().find(|name| name.contains(['/', '\\']) || !name.ends_with(".safetensors"))
+    {
+        None => Ok(index.weight_map),
+        Some(name) => Err(ModelError::malformed(
+            path,
+            format!("it names {name:?}, which is no .safetensors file of this folder"),
+            HINT,
+        )),
+    }
+}
+
 /// Bits per value of every type the format knows.
 fn bits_of(dtype: &str) -> Option<usize> {
     Some(match dtype {
@@ -159,7 +182,7 @@ impl<'de> Deserialize<'de> for Header {
                 let mut tensors = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<std::collections::BTreeMap<String, String>>()?;
+                        map.next_value::<BTreeMap<String, String>>()?;
                     } else {
                         tensors.push((name, map.next_value()?));
                     }

@@ -1,5 +1,7 @@
 //! Damaged and lying files, one fault each: the message names the file and the tensor or key, and gives a hint.
 
+#![allow(clippy::unwrap_used)] // helpers are tests too
+
 mod common;
 
 use std::path::Path;
@@ -19,7 +21,9 @@ const A: &str = r#""a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
 
 #[test]
 fn a_right_safetensors_file_is_read() {
-    let header = format!(r#"{{"__metadata__":{{"format":"pt"}},{A},"b":{{"dtype":"I64","shape":[],"data_offsets":[8,16]}}}}"#);
+    let header = format!(
+        r#"{{"__metadata__":{{"format":"pt"}},{A},"b":{{"dtype":"I64","shape":[],"data_offsets":[8,16]}}}}"#
+    );
     let entries = read_safetensors(&safetensors(&header, &[0; 16])).unwrap();
     assert_eq!(entries.len(), 2);
     assert_eq!((entries[0].name.as_str(), entries[0].shape.as_slice()), ("a", &[2][..]));
@@ -31,7 +35,10 @@ fn a_right_safetensors_file_is_read() {
 fn safetensors_header_faults() {
     says(read_safetensors(b""), &["model.safetensors", "empty"]);
     says(read_safetensors(b"1234"), &["4 bytes are too short"]);
-    says(read_safetensors(b"version https://git-lfs.github.com/spec/v1\n"), &["Git LFS pointer", "git lfs pull"]);
+    says(
+        read_safetensors(b"version https://git-lfs.github.com/spec/v1\n"),
+        &["Git LFS pointer", "git lfs pull"],
+    );
     says(read_safetensors(&u64::MAX.to_le_bytes()), &["claims 18446744073709551615 bytes"]);
     let whole = safetensors(&format!("{{{A}}}"), &[0; 8]);
     says(read_safetensors(&whole[..30]), &["only 22 follow", "cut short"]);
@@ -42,17 +49,29 @@ fn safetensors_header_faults() {
 
 #[test]
 fn safetensors_tensor_faults() {
-    let one = |tensor: &str, data: usize| read_safetensors(&safetensors(&format!("{{{tensor}}}"), &vec![0; data]));
+    let one =
+        |tensor: &str, data: usize| read_safetensors(&safetensors(&format!("{{{tensor}}}"), &vec![0; data]));
     says(one(A, 4), &["tensor a claims bytes 0 to 8", "holds 4", "cut short"]);
     says(one(A, 12), &["4 bytes at the end belong to no tensor"]);
-    says(one(r#""a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}"#, 8), &["tensor a claims bytes 8 to 0"]);
-    says(one(r#""a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}"#, 8), &["tensor a of shape [3]", "8 bytes"]);
-    says(one(r#""a":{"dtype":"Q3","shape":[2],"data_offsets":[0,8]}"#, 8), &["tensor a has the unknown type Q3"]);
+    says(
+        one(r#""a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}"#, 8),
+        &["tensor a claims bytes 8 to 0"],
+    );
+    says(
+        one(r#""a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}"#, 8),
+        &["tensor a of shape [3]", "8 bytes"],
+    );
+    says(
+        one(r#""a":{"dtype":"Q3","shape":[2],"data_offsets":[0,8]}"#, 8),
+        &["tensor a has the unknown type Q3"],
+    );
     let huge = r#""a":{"dtype":"F32","shape":[9223372036854775807,4],"data_offsets":[0,8]}"#;
     says(one(huge, 8), &["tensor a of shape"]);
     let negative = r#""a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}"#;
     says(one(negative, 8), &["bad header"]);
-    let two = |start: usize| format!(r#"{A},"b":{{"dtype":"F32","shape":[2],"data_offsets":[{start},{}]}}"#, start + 8);
+    let two = |start: usize| {
+        format!(r#"{A},"b":{{"dtype":"F32","shape":[2],"data_offsets":[{start},{}]}}"#, start + 8)
+    };
     assert!(one(&two(8), 16).is_ok());
     says(one(&two(4), 16), &["tensor b overlaps"]);
     says(one(&two(12), 20), &["tensor b leaves a hole"]);
@@ -101,7 +120,8 @@ fn gguf_header_faults() {
 
 #[test]
 fn gguf_metadata_faults() {
-    let entry = |kind: u32, value: &[u8]| read_gguf(&Gguf::default().entry("key", kind, value).finish(&[0; 64]));
+    let entry =
+        |kind: u32, value: &[u8]| read_gguf(&Gguf::default().entry("key", kind, value).finish(&[0; 64]));
     says(entry(99, &[]), &["key has the unknown value type 99"]);
     says(entry(8, &u64::MAX.to_le_bytes()), &["key at byte", "needs 18446744073709551615 bytes"]);
     says(entry(8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), &["key at byte", "not UTF-8"]);

@@ -1,6 +1,6 @@
 //! The architectures: one short file each, config keys one to one.
 //!
-//! A new one made of known features is one file here, one line in [`ALL`] and a golden fixture.
+//! A new one made of known features is one file here, one line in `ALL` and a golden fixture.
 
 mod llama;
 mod rope;

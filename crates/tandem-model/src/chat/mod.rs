@@ -1,9 +1,10 @@
 //! Chat templates: Jinja programs that turn messages into the text a model was trained on.
 //!
 //! They are written against transformers' `apply_chat_template`, that is against Python's jinja2 with a few additions;
-//! `minijinja` runs them, and [`python`] supplies what it does otherwise. A template comes with the checkpoint and is
+//! `minijinja` runs them, and `python.rs` supplies what it does otherwise. A template comes with the checkpoint and is
 //! not trusted: fuel bounds its time and memory.
 
+mod json;
 mod python;
 
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use crate::error::ModelError;
 
 /// Work one rendering may do, in minijinja's units: about one per instruction and per 64 bytes of data. A conversation
 /// of 128 thousand tokens takes well under a tenth of it.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 10_000_000;
 
 /// Longest text a template may render, in bytes.
 const MAX_OUTPUT: usize = 64 << 20;

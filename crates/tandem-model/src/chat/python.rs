@@ -3,8 +3,10 @@
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
+
+use super::json::{float_repr, tojson};
 
 /// How `raise_exception` is told apart from other errors.
 pub(super) const RAISED: ErrorKind = ErrorKind::InvalidOperation;
@@ -12,16 +14,80 @@ pub(super) const RAISE_MARK: &str = "raise_exception: ";
 
 /// Adds transformers' functions and Python's behaviour of tests and methods.
 pub(super) fn install(environment: &mut Environment<'_>, now: Option<SystemTime>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(method);
+    environment.set_formatter(|out, state, value| match f64::try_from(value.clone()) {
+        Ok(float) if value.is_number() && !value.is_integer() => Ok(out.write_str(&float_repr(float))?),
+        _ => escape_formatter(out, state, value),
+    });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(RAISED, format!("{RAISE_MARK}{message}")))
     });
     environment.add_function("strftime_now", move |format: String| strftime(now, &format));
     environment.add_filter("tojson", tojson);
+    environment.add_filter("truncate", truncate);
     // In Python strings and dicts have a length and can be indexed, so jinja2 counts them as sequences.
     let is_sequence =
         |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String);
     environment.add_test("sequence", is_sequence);
+}
+
+/// Methods of Python's strings that `minijinja_contrib` lacks, then those it has.
+fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let texts: Option<Vec<&str>> = args.iter().map(Value::as_str).collect();
+    let pieces = |parts: [&str; 3]| Ok(Value::from(parts.map(str::to_owned).to_vec()));
+    match (value.as_str(), name, texts.as_deref()) {
+        (Some(text), "removeprefix", Some([affix])) => Ok(text.strip_prefix(affix).unwrap_or(text).into()),
+        (Some(text), "removesuffix", Some([affix])) => Ok(text.strip_suffix(affix).unwrap_or(text).into()),
+        (Some(text), "partition", Some([separator])) => match text.split_once(separator) {
+            Some((before, after)) => pieces([before, separator, after]),
+            None => pieces([text, "", ""]),
+        },
+        (Some(text), "rpartition", Some([separator])) => match text.rsplit_once(separator) {
+            Some((before, after)) => pieces([before, separator, after]),
+            None => pieces(["", "", text]),
+        },
+        (Some(text), "rsplit", _) if !args.is_empty() => {
+            let separator = args[0].as_str().filter(|separator| !separator.is_empty());
+            let separator = separator.ok_or_else(|| invalid("rsplit wants a separator"))?;
+            let most = args.get(1).map_or(Ok(-1), |most| i64::try_from(most.clone()))?;
+            let mut parts: Vec<&str> = match usize::try_from(most) {
+                Ok(most) => text.rsplitn(most.saturating_add(1), separator).collect(),
+                Err(_) => text.rsplit(separator).collect(),
+            };
+            parts.reverse();
+            Ok(Value::from(parts.into_iter().map(str::to_owned).collect::<Vec<_>>()))
+        }
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    }
+}
+
+fn invalid(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
+
+/// jinja2's filter: `truncate(length=255, killwords=False, end='...', leeway=5)`, counted in characters.
+#[allow(clippy::needless_pass_by_value)] // minijinja hands filters their arguments by value
+fn truncate(text: &str, args: Rest<Value>) -> Result<String, Error> {
+    let (positional, kwargs) = minijinja::value::from_args::<(Rest<Value>, minijinja::value::Kwargs)>(&args)?;
+    let argument = |at: usize, name: &str| -> Result<Option<Value>, Error> {
+        let named = kwargs.get::<Option<Value>>(name)?;
+        Ok(positional.get(at).cloned().or(named).filter(|value| !value.is_none()))
+    };
+    let length = argument(0, "length")?.map_or(Ok(255), usize::try_from)?;
+    let kill_words = argument(1, "killwords")?.is_some_and(|value| value.is_true());
+    let end = argument(2, "end")?.map_or_else(|| "...".to_owned(), |end| end.to_string());
+    let leeway = argument(3, "leeway")?.map_or(Ok(5), usize::try_from)?;
+    kwargs.assert_all_used()?;
+    if text.chars().count() <= length.saturating_add(leeway) {
+        return Ok(text.to_owned());
+    }
+    let kept = length
+        .checked_sub(end.chars().count())
+        .ok_or_else(|| invalid("truncate: length is below that of end"))?;
+    let cut: String = text.chars().take(kept).collect();
+    let cut =
+        if kill_words { cut.as_str() } else { cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words) };
+    Ok(format!("{cut}{end}"))
 }
 
 fn strftime(now: Option<SystemTime>, format: &str) -> Result<String, Error> {
@@ -57,161 +123,9 @@ pub(super) fn replace_generation_tags(source: &str) -> String {
     out
 }
 
-/// `json.dumps(value, ensure_ascii=False, ...)`: transformers' filter. No HTML escapes, a space after `,` and `:`.
-#[allow(clippy::needless_pass_by_value)] // minijinja hands filters their keyword arguments by value
-fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => kwargs.get::<Option<Value>>("indent")?,
-    };
-    let ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
-    kwargs.assert_all_used()?;
-    let indent = match indent.filter(|value| !value.is_none()) {
-        None => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent)?.min(64)),
-        }),
-    };
-    let (item, key) = match separators.as_deref() {
-        None if indent.is_some() => (",", ": "),
-        None => (", ", ": "),
-        Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair")),
-    };
-    let json = serde_json::to_value(value).map_err(|error| {
-        Error::new(ErrorKind::InvalidOperation, format!("tojson: the value is no JSON: {error}"))
-    })?;
-    let mut dump = Dump { out: String::new(), indent: indent.as_deref(), item, key, ensure_ascii, sort_keys };
-    dump.value(&json, 0);
-    Ok(Value::from_safe_string(dump.out))
-}
-
-/// Python's JSON encoder.
-struct Dump<'a> {
-    out: String,
-    indent: Option<&'a str>,
-    item: &'a str,
-    key: &'a str,
-    ensure_ascii: bool,
-    sort_keys: bool,
-}
-
-impl Dump<'_> {
-    fn value(&mut self, value: &serde_json::Value, depth: usize) {
-        use serde_json::Value as Json;
-        match value {
-            Json::Null => self.out.push_str("null"),
-            Json::Bool(flag) => self.out.push_str(if *flag { "true" } else { "false" }),
-            Json::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-                Some(float) => self.out.push_str(&float_repr(float)),
-                None => self.out.push_str(&number.to_string()),
-            },
-            Json::String(text) => self.string(text),
-            Json::Array(items) if items.is_empty() => self.out.push_str("[]"),
-            Json::Array(items) => {
-                self.out.push('[');
-                for (i, item) in items.iter().enumerate() {
-                    self.separate(i, depth + 1);
-                    self.value(item, depth + 1);
-                }
-                self.line(depth);
-                self.out.push(']');
-            }
-            Json::Object(map) if map.is_empty() => self.out.push_str("{}"),
-            Json::Object(map) => {
-                let mut entries: Vec<_> = map.iter().collect();
-                if self.sort_keys {
-                    entries.sort_by_key(|(key, _)| *key);
-                }
-                self.out.push('{');
-                for (i, (key, item)) in entries.into_iter().enumerate() {
-                    self.separate(i, depth + 1);
-                    self.string(key);
-                    self.out.push_str(self.key);
-                    self.value(item, depth + 1);
-                }
-                self.line(depth);
-                self.out.push('}');
-            }
-        }
-    }
-
-    fn separate(&mut self, index: usize, depth: usize) {
-        if index > 0 {
-            self.out.push_str(self.item);
-        }
-        self.line(depth);
-    }
-
-    fn line(&mut self, depth: usize) {
-        if let Some(indent) = self.indent {
-            self.out.push('\n');
-            for _ in 0..depth {
-                self.out.push_str(indent);
-            }
-        }
-    }
-
-    fn string(&mut self, text: &str) {
-        self.out.push('"');
-        for c in text.chars() {
-            match c {
-                '"' => self.out.push_str("\\\""),
-                '\\' => self.out.push_str("\\\\"),
-                '\n' => self.out.push_str("\\n"),
-                '\r' => self.out.push_str("\\r"),
-                '\t' => self.out.push_str("\\t"),
-                '\u{8}' => self.out.push_str("\\b"),
-                '\u{c}' => self.out.push_str("\\f"),
-                c if u32::from(c) < 0x20 || (self.ensure_ascii && !(' '..='~').contains(&c)) => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        self.out.push_str(&format!("\\u{unit:04x}"));
-                    }
-                }
-                c => self.out.push(c),
-            }
-        }
-        self.out.push('"');
-    }
-}
-
-/// `repr` of a Python float: the shortest digits that read back, in scientific form below 1e-4 and from 1e16.
-fn float_repr(value: f64) -> String {
-    let scientific = format!("{value:e}");
-    let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    if (-4..16).contains(&exponent) {
-        // Debug formatting keeps the `.0` of whole numbers and, in this range, never turns scientific.
-        let plain = format!("{value}");
-        return if plain.contains('.') { plain } else { plain + ".0" };
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn floats_print_as_python_prints_them() {
-        for (value, python) in [
-            (1.0, "1.0"),
-            (0.1, "0.1"),
-            (-2.5, "-2.5"),
-            (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"),
-            (1.5e300, "1.5e+300"),
-            (0.0001, "0.0001"),
-            (0.00001, "1e-05"),
-            (0.0, "0.0"),
-        ] {
-            assert_eq!(float_repr(value), python);
-        }
-    }
 
     #[test]
     fn generation_tags_become_scopes_and_keep_their_dashes() {

@@ -10,7 +10,7 @@ use super::Checkpoint;
 use crate::arch;
 use crate::decoder::{Role, WeightUse};
 use crate::error::ModelError;
-use crate::format::{BLOCK, Format};
+use crate::format::Format;
 use crate::generation::GenerationConfig;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Source, Tensor, Weights};
@@ -19,7 +19,7 @@ use crate::weights::{Source, Tensor, Weights};
 const DEVIATION: f32 = 0.02;
 
 impl Checkpoint {
-    /// A model as `config_json` describes it, with matrices of random values (uniform, deviation 0.02) in `format`,
+    /// A model as `config_json` describes it, with matrices of random values (uniform, deviation 0.02, mean about 0) in `format`,
     /// norms of 1 and biases of 0. The same seed gives the same weights. The tokenizer stands in: ids 0 to 255 are the
     /// bytes, the others have no text; there is no template and no end token.
     ///
@@ -62,60 +62,54 @@ impl Checkpoint {
     }
 }
 
-fn tensor(format: Format, shape: &[usize], bytes: Vec<u8>) -> Tensor {
-    let range = 0..bytes.len();
-    Tensor { format, shape: shape.to_vec(), source: Source::Memory(bytes.into()), range }
-}
-
 fn constant(value: f32, shape: &[usize]) -> Option<Tensor> {
-    Some(tensor(Format::F32, shape, value.to_le_bytes().repeat(shape.iter().product())))
+    tensor(Format::F32, shape, |bytes| bytes.as_chunks_mut::<4>().0.fill(value.to_le_bytes()))
 }
 
 /// `None` if the format cannot store the shape, or there is no memory.
 fn random(format: Format, shape: &[usize], seed: u64) -> Option<Tensor> {
-    let (cols, rows) = shape.split_last()?;
-    let len = rows.iter().try_fold(format.row_bytes(*cols)?, |product, &n| product.checked_mul(n))?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).ok()?;
     // A uniform distribution over (-a, a) has the deviation a / sqrt(3).
     let reach = DEVIATION * 3f32.sqrt();
-    let uniform = |bits: u64| (f32::from(bits as u16) - 32767.5) * (reach / 32768.0);
+    let uniform = |draw: u64| (f32::from(draw as u16) - 32767.5) * (reach / 32768.0);
     let mut counter = Counter(seed);
-    match format {
-        Format::F32 => fill(&mut bytes, len, &mut counter, |bits| uniform(bits).to_le_bytes()),
-        Format::F16 => fill(&mut bytes, len, &mut counter, |bits| f16::from_f32(uniform(bits)).to_le_bytes()),
-        Format::Bf16 => {
-            fill(&mut bytes, len, &mut counter, |bits| bf16::from_f32(uniform(bits)).to_le_bytes())
-        }
+    tensor(format, shape, |bytes| match format {
+        Format::F32 => fill(bytes, &mut counter, |draw| uniform(draw).to_le_bytes()),
+        Format::F16 => fill(bytes, &mut counter, |draw| f16::from_f32(uniform(draw)).to_le_bytes()),
+        Format::Bf16 => fill(bytes, &mut counter, |draw| bf16::from_f32(uniform(draw)).to_le_bytes()),
         Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
             // Random quants of full range under a scale that gives the same reach.
             let scale = reach / if format == Format::Q8_0 { 128.0 } else { 8.0 };
-            let minimum = (format == Format::Q4_1).then(|| f16::from_f32(-reach).to_le_bytes());
-            let quants = if format == Format::Q8_0 { BLOCK } else { BLOCK / 2 };
-            while bytes.len() < len {
-                bytes.extend(f16::from_f32(scale).to_le_bytes());
-                bytes.extend(minimum.iter().flatten());
-                for _ in 0..quants / 8 {
-                    bytes.extend(counter.next().to_le_bytes());
+            let head = [f16::from_f32(scale), f16::from_f32(-reach)].map(f16::to_le_bytes);
+            let head = &head.as_flattened()[..if format == Format::Q4_1 { 4 } else { 2 }];
+            for block in bytes.chunks_exact_mut(format.block_bytes()) {
+                let (block_head, quants) = block.split_at_mut(head.len());
+                block_head.copy_from_slice(head);
+                for eight in quants.as_chunks_mut::<8>().0 {
+                    *eight = counter.next().to_le_bytes();
                 }
             }
         }
-    }
-    Some(tensor(format, shape, bytes))
+    })
+}
+
+/// Allocates once, at the size that is needed, and fills in place.
+fn tensor(format: Format, shape: &[usize], fill: impl FnOnce(&mut [u8])) -> Option<Tensor> {
+    let cols = *shape.last()?;
+    let rows = shape.iter().rev().skip(1).try_fold(1usize, |product, &n| product.checked_mul(n))?;
+    let len = format.row_bytes(cols)?.checked_mul(rows)?;
+    Vec::<u8>::new().try_reserve_exact(len).ok()?;
+    let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
+    fill(Arc::get_mut(&mut bytes)?);
+    Some(Tensor { format, shape: shape.to_vec(), source: Source::Memory(bytes), range: 0..len })
 }
 
 /// Four values from each draw of 64 bits.
-fn fill<const N: usize>(
-    bytes: &mut Vec<u8>,
-    len: usize,
-    counter: &mut Counter,
-    value: impl Fn(u64) -> [u8; N],
-) {
-    while bytes.len() < len {
+fn fill<const N: usize>(bytes: &mut [u8], counter: &mut Counter, value: impl Fn(u64) -> [u8; N]) {
+    for four in bytes.as_chunks_mut::<N>().0.chunks_mut(4) {
         let draw = counter.next();
-        let four = [draw, draw >> 16, draw >> 32, draw >> 48].map(&value);
-        let left = (len - bytes.len()).min(4 * N);
-        bytes.extend_from_slice(&four.as_flattened()[..left]);
+        for (i, out) in four.iter_mut().enumerate() {
+            *out = value(draw >> (16 * i));
+        }
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Checkpoint, verify};
@@ -15,7 +14,7 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::generation::{GenerationConfig, token_ids};
 use crate::safetensors;
-use crate::tokenizer::{self, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::weights::{MappedFile, Source, Tensor, Weights};
 
 const CONFIG: &str = "config.json";
@@ -28,7 +27,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint, ModelError> {
     let settings = TokenizerSettings::read(folder)?;
     let tokenizer_path = folder.join("tokenizer.json");
     let tokenizer_json = read(&tokenizer_path)?.ok_or_else(|| missing_tokenizer(folder))?;
-    let tokenizer = tokenizer::from_json(&tokenizer_path, &tokenizer_json, decoder.vocab_size)?
+    let tokenizer = Tokenizer::from_json(&tokenizer_path, &tokenizer_json, decoder.vocab_size)?
         .with_ends(settings.special.get("bos_token"), settings.special.get("eos_token"));
     let mut generation = generation(folder, &settings, &tokenizer)?;
     let chat = settings.chat(folder)?;
@@ -100,7 +99,7 @@ fn tensors(folder: &Path, architecture: &Architecture) -> Result<BTreeMap<String
     }
     let index_path = folder.join(INDEX);
     let Some(json) = read(&index_path)? else { return Err(missing_weights(folder)) };
-    let index = read_index(&index_path, &json)?;
+    let index = safetensors::parse_index(&index_path, &json)?;
     for shard in index.values().collect::<BTreeSet<_>>() {
         let path = folder.join(shard);
         if !path.exists() {
@@ -129,25 +128,6 @@ fn missing_weights(folder: &Path) -> ModelError {
         (None, None) => AGAIN.to_owned(),
     };
     ModelError::missing_file(folder.join(SINGLE), "it holds the weights", hint)
-}
-
-/// Reads model.safetensors.index.json: tensor name to file name.
-fn read_index(path: &Path, json: &[u8]) -> Result<BTreeMap<String, String>, ModelError> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let index: Index = serde_json::from_slice(json)
-        .map_err(|error| ModelError::malformed(path, format!("not an index of shards: {error}"), AGAIN))?;
-    match index.weight_map.values().find(|name| name.contains(['/', '\\']) || !name.ends_with(".safetensors"))
-    {
-        None => Ok(index.weight_map),
-        Some(name) => Err(ModelError::malformed(
-            path,
-            format!("it names {name:?}, which is no .safetensors file of this folder"),
-            AGAIN,
-        )),
-    }
 }
 
 fn add_file(

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::ModelError;
 use crate::generation::GenerationConfig;
 use crate::gguf::{self, Gguf, Value};
-use crate::tokenizer::{self, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::weights::{MappedFile, Source, Tensor, Weights};
 
 pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
@@ -30,14 +30,10 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
     });
     let weights = Weights::new(tensors.collect());
 
-    let text = |key: &str| match gguf.metadata.get(key) {
-        Some(Value::Text(text)) => Some(*text),
-        _ => None,
-    };
-    if let Some(kind) = text("general.type").filter(|kind| *kind != "model") {
+    if let Some(kind) = gguf.text("general.type").filter(|kind| *kind != "model") {
         return Err(ModelError::unsupported(path, "general.type", kind, "give the file of a whole model"));
     }
-    let name = text("general.architecture").ok_or_else(|| {
+    let name = gguf.text("general.architecture").ok_or_else(|| {
         ModelError::malformed(
             path,
             "general.architecture is not there",
@@ -48,15 +44,9 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
         arch::decoder_from_gguf(path, name, &below(path, &gguf, &format!("{name}.")), &weights)?;
     verify(&decoder, &weights, architecture)?;
 
-    let tokenizer = tokenizer::from_gguf(path, &gguf, decoder.vocab_size)?;
+    let tokenizer = Tokenizer::from_gguf(path, &gguf, decoder.vocab_size)?;
     let mut generation = GenerationConfig::default();
-    let end_keys = ["eos_token_id", "eot_token_id", "eom_token_id"];
-    let ends =
-        end_keys.iter().filter_map(|key| match gguf.metadata.get(format!("tokenizer.ggml.{key}").as_str()) {
-            Some(Value::Unsigned(id)) => u32::try_from(*id).ok(),
-            _ => None,
-        });
-    generation.add_eos(ends);
+    generation.add_eos(["eos", "eot", "eom"].iter().filter_map(|which| gguf.token_id(which)));
     let chat = chat(&gguf, &tokenizer);
     if let Some(template) = chat.as_ref().and_then(|chat| chat.source(false).ok()) {
         generation.add_turn_ends(&tokenizer, template);
@@ -99,13 +89,8 @@ fn chat(gguf: &Gguf<'_>, tokenizer: &Tokenizer) -> Option<ChatTemplate> {
     }
     let special =
         [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
-    let special = special.iter().filter_map(|(variable, key)| {
-        match gguf.metadata.get(format!("tokenizer.ggml.{key}_token_id").as_str()) {
-            Some(Value::Unsigned(id)) => {
-                Some(((*variable).to_owned(), tokenizer.token_text(u32::try_from(*id).ok()?)?))
-            }
-            _ => None,
-        }
+    let special = special.iter().filter_map(|(variable, which)| {
+        Some(((*variable).to_owned(), tokenizer.token_text(gguf.token_id(which)?)?))
     });
     (!named.is_empty()).then(|| ChatTemplate::with_named(named, special.collect()))
 }

@@ -42,8 +42,16 @@ impl Checkpoint {
     /// # Errors
     /// Any [`ModelError`]; each names the file and field and says what to do.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let io = |source| ModelError::Io { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(io)?.is_dir() { folder::open(path) } else { gguf_file::open(path) }
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => folder::open(path),
+            Ok(_) => gguf_file::open(path),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ModelError::missing_file(
+                path.to_owned(),
+                "it should be the model",
+                "give a folder that holds config.json, or a .gguf file",
+            )),
+            Err(source) => Err(ModelError::Io { path: path.to_owned(), source }),
+        }
     }
 
     /// Opens only the network of a Hugging Face folder: no tokenizer, no template.

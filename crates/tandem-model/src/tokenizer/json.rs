@@ -65,118 +65,129 @@ enum Merges {
     Lines(Vec<String>),
 }
 
-/// Reads the file's bytes. `rows` is the number of embeddings.
-pub(crate) fn from_json(path: &Path, json: &[u8], rows: usize) -> Result<Tokenizer, ModelError> {
-    let malformed = |what: String| ModelError::malformed(path, what, HINT);
-    let unsupported = |key: &str, value: String| {
-        ModelError::unsupported(
-            path,
-            key,
-            value,
-            "Tandem reads BPE tokenizers as Llama, Qwen and Gemma have them",
-        )
-    };
-    let file: File = serde_json::from_slice(json).map_err(|error| match model_kind(json) {
-        Some(kind) if kind != "BPE" => unsupported("model.type", kind),
-        _ => malformed(format!("not a tokenizer.json: {error}")),
-    })?;
-    let Model { kind, vocab, merges, dropout, .. } = &file.model;
-    if kind.as_deref().is_some_and(|kind| kind != "BPE") {
-        return Err(unsupported("model.type", kind.clone().unwrap_or_default()));
+impl Tokenizer {
+    /// Reads the bytes of a tokenizer.json for a model with `rows` embeddings. `path` is for messages.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`], or [`ModelError::Unsupported`] naming the part that is not understood.
+    pub fn from_json(path: &Path, json: &[u8], rows: usize) -> Result<Self, ModelError> {
+        let malformed = |what: String| ModelError::malformed(path, what, HINT);
+        let file: File = serde_json::from_slice(json).map_err(|error| match model_kind(json) {
+            Some(kind) if kind != "BPE" => unsupported(path, "model.type", kind),
+            _ => malformed(format!("not a tokenizer.json: {error}")),
+        })?;
+        file.model.refuse_variants(path)?;
+        let (spelling, leading_space) =
+            spelling::of_decoder(&file.decoder).map_err(|what| unsupported(path, "decoder", what))?;
+        let mut texts = by_id(&file.model.vocab, &file.added_tokens).map_err(malformed)?;
+        if let Some((text, id)) = file.model.vocab.iter().find(|(_, id)| **id as usize >= rows) {
+            return Err(ModelError::malformed(
+                path,
+                format!("token {id} ({text}) has no row among the model's {rows} embeddings"),
+                "the tokenizer and the weights do not belong together",
+            ));
+        }
+
+        let mut tokenizers =
+            tokenizers::Tokenizer::new(ModelWrapper::BPE(file.model.build().map_err(malformed)?));
+        let normalizer: Option<NormalizerWrapper> = part("normalizer", file.normalizer).map_err(malformed)?;
+        tokenizers.with_normalizer(normalizer).map_err(|error| malformed(format!("normalizer: {error}")))?;
+        let pre_tokenizer: Option<PreTokenizerWrapper> =
+            part("pre_tokenizer", file.pre_tokenizer).map_err(malformed)?;
+        tokenizers.with_pre_tokenizer(pre_tokenizer);
+        let post_processor: Option<PostProcessorWrapper> =
+            part("post_processor", file.post_processor).map_err(malformed)?;
+        tokenizers.with_post_processor(post_processor);
+        tokenizers
+            .add_tokens(file.added_tokens.iter().map(|added| added.token.clone()))
+            .map_err(|error| malformed(format!("added_tokens: {error}")))?;
+
+        for Added { id, token } in &file.added_tokens {
+            if tokenizers.token_to_id(&token.content) != Some(*id) {
+                let what = format!(
+                    "the added token {} has id {id}, which its place in the list is not",
+                    token.content
+                );
+                return Err(malformed(what));
+            }
+            // What the decoder sees: the spelling of a normalised token is not its text.
+            let spelled = tokenizers.get_added_vocabulary().simple_id_to_token(*id);
+            texts[*id as usize] = spelled.or_else(|| Some(token.content.clone()));
+        }
+        let bytes = texts.iter().map(|text| text.as_ref().map(|text| spelling.bytes(text)));
+        let mut pieces = Pieces::build(bytes, 0);
+        for Added { id, token } in &file.added_tokens {
+            pieces.special[*id as usize] = token.special;
+        }
+        Ok(Self::new(tokenizers, pieces, leading_space, rows))
     }
-    if dropout.is_some_and(|p| p != 0.0) {
-        return Err(unsupported("model.dropout", format!("{dropout:?}")));
-    }
-    for (key, affix) in [
-        ("model.continuing_subword_prefix", &file.model.continuing_subword_prefix),
-        ("model.end_of_word_suffix", &file.model.end_of_word_suffix),
-    ] {
-        if let Some(affix) = affix.as_ref().filter(|affix| !affix.is_empty()) {
-            return Err(unsupported(key, affix.clone()));
+}
+
+fn unsupported(path: &Path, key: &str, value: impl Into<String>) -> ModelError {
+    ModelError::unsupported(
+        path,
+        key,
+        value,
+        "Tandem reads BPE tokenizers as Llama, Qwen and Gemma have them",
+    )
+}
+
+impl Model {
+    /// Refuses what changes the tokens and is not computed.
+    fn refuse_variants(&self, path: &Path) -> Result<(), ModelError> {
+        if let Some(kind) = self.kind.as_ref().filter(|kind| *kind != "BPE") {
+            return Err(unsupported(path, "model.type", kind));
+        }
+        if let Some(dropout) = self.dropout.filter(|dropout| *dropout != 0.0) {
+            return Err(unsupported(path, "model.dropout", dropout.to_string()));
+        }
+        let affixes = [
+            ("model.continuing_subword_prefix", &self.continuing_subword_prefix),
+            ("model.end_of_word_suffix", &self.end_of_word_suffix),
+        ];
+        match affixes
+            .iter()
+            .find_map(|(key, affix)| Some((key, affix.as_ref().filter(|affix| !affix.is_empty())?)))
+        {
+            None => Ok(()),
+            Some((key, affix)) => Err(unsupported(path, key, affix)),
         }
     }
-    let (spelling, leading_space) =
-        spelling::of_decoder(&file.decoder).map_err(|what| unsupported("decoder", what))?;
 
-    let base_len = vocab.len();
-    let mut texts = by_id(vocab, file.added_tokens.iter().map(|added| added.id)).map_err(malformed)?;
-    let largest = vocab.iter().max_by_key(|(_, id)| **id);
-    if let Some((text, id)) = largest.filter(|(_, id)| **id as usize >= rows) {
-        return Err(ModelError::malformed(
-            path,
-            format!("token {id} ({text}) of {base_len}, but the model has only {rows} embeddings"),
-            "the tokenizer and the weights do not belong together",
-        ));
-    }
-    let merges = match merges {
-        Merges::Pairs(_) => None,
-        Merges::Lines(lines) => {
-            let pairs = lines.iter().map(|line| {
-                let pair = line
-                    .split_once(' ')
-                    .ok_or_else(|| malformed(format!("the merge {line:?} is no pair")))?;
-                Ok((pair.0.to_owned(), pair.1.to_owned()))
-            });
-            Some(pairs.collect::<Result<Vec<_>, ModelError>>()?)
+    fn build(self) -> Result<BPE, String> {
+        let merges = self.merges.into_pairs()?;
+        check_merges(&self.vocab, &merges)?;
+        let mut builder = BPE::builder()
+            .fuse_unk(self.fuse_unk)
+            .byte_fallback(self.byte_fallback)
+            .ignore_merges(self.ignore_merges)
+            .vocab_and_merges(self.vocab, merges);
+        if let Some(unk_token) = self.unk_token {
+            builder = builder.unk_token(unk_token);
         }
-    };
-    let Model { vocab, merges: pairs, unk_token, fuse_unk, byte_fallback, ignore_merges, .. } = file.model;
-    let merges = match (merges, pairs) {
-        (Some(merges), _) | (None, Merges::Pairs(merges)) => merges,
-        (None, Merges::Lines(_)) => Vec::new(),
-    };
-    check_merges(&vocab, &merges).map_err(malformed)?;
-    let mut builder = BPE::builder()
-        .fuse_unk(fuse_unk)
-        .byte_fallback(byte_fallback)
-        .ignore_merges(ignore_merges)
-        .vocab_and_merges(vocab, merges);
-    if let Some(unk_token) = unk_token {
-        builder = builder.unk_token(unk_token);
+        builder.build().map_err(|error| error.to_string())
     }
-    let model = builder.build().map_err(|error| malformed(error.to_string()))?;
+}
 
-    let mut tokenizers = tokenizers::Tokenizer::new(ModelWrapper::BPE(model));
-    let part = |key: &str, error: String| malformed(format!("{key}: {error}"));
-    let normalizer: Option<NormalizerWrapper> = parse(file.normalizer).map_err(|e| part("normalizer", e))?;
-    tokenizers.with_normalizer(normalizer).map_err(|e| part("normalizer", e.to_string()))?;
-    let pre_tokenizer: Option<PreTokenizerWrapper> =
-        parse(file.pre_tokenizer).map_err(|e| part("pre_tokenizer", e))?;
-    tokenizers.with_pre_tokenizer(pre_tokenizer);
-    let post_processor: Option<PostProcessorWrapper> =
-        parse(file.post_processor).map_err(|e| part("post_processor", e))?;
-    tokenizers.with_post_processor(post_processor);
-
-    let special: Vec<u32> =
-        file.added_tokens.iter().filter(|added| added.token.special).map(|added| added.id).collect();
-    let ids: Vec<(u32, String)> =
-        file.added_tokens.iter().map(|added| (added.id, added.token.content.clone())).collect();
-    tokenizers
-        .add_tokens(file.added_tokens.into_iter().map(|added| added.token))
-        .map_err(|error| part("added_tokens", error.to_string()))?;
-    for (id, text) in ids {
-        if tokenizers.token_to_id(&text) != Some(id) {
-            return Err(malformed(format!(
-                "the added token {text} has id {id}, which its place in the list is not"
-            )));
-        }
-        // The spelling that the decoder sees: a normalised token's is another than its text.
-        let spelled = tokenizers.get_added_vocabulary().simple_id_to_token(id).unwrap_or(text);
-        texts[id as usize] = Some(spelled);
+impl Merges {
+    fn into_pairs(self) -> Result<Vec<(String, String)>, String> {
+        let lines = match self {
+            Merges::Pairs(pairs) => return Ok(pairs),
+            Merges::Lines(lines) => lines,
+        };
+        let pairs = lines.iter().map(|line| match line.split_once(' ') {
+            Some((a, b)) => Ok((a.to_owned(), b.to_owned())),
+            None => Err(format!("the merge {line:?} is no pair")),
+        });
+        pairs.collect()
     }
-    let mut pieces =
-        Pieces::build(texts.iter().map(|text| text.as_ref().map(|text| spelling.bytes(text))), 0);
-    for id in special {
-        pieces.special[id as usize] = true;
-    }
-    Ok(Tokenizer::new(tokenizers, pieces, leading_space, rows))
 }
 
 /// The vocabulary's texts by id. Ids may have gaps, but not absurd ones.
-fn by_id(vocab: &Vocab, added: impl Iterator<Item = u32> + Clone) -> Result<Vec<Option<String>>, String> {
-    let largest = vocab.values().copied().chain(added).max().unwrap_or(0) as usize;
-    let sane = 4 * vocab.len() + (1 << 16);
-    if largest > sane {
+fn by_id(vocab: &Vocab, added: &[Added]) -> Result<Vec<Option<String>>, String> {
+    let largest =
+        vocab.values().copied().chain(added.iter().map(|added| added.id)).max().unwrap_or(0) as usize;
+    if largest > 4 * vocab.len() + (1 << 16) {
         return Err(format!("token id {largest} is absurd for a vocabulary of {}", vocab.len()));
     }
     let mut texts = vec![None; largest + 1];
@@ -198,12 +209,8 @@ fn check_merges(vocab: &Vocab, merges: &[(String, String)]) -> Result<(), String
 }
 
 /// A part that may be `null`.
-fn parse<T: DeserializeOwned>(value: Value) -> Result<Option<T>, String> {
-    if value.is_null() {
-        Ok(None)
-    } else {
-        serde_json::from_value(value).map(Some).map_err(|e| e.to_string())
-    }
+fn part<T: DeserializeOwned>(key: &str, value: Value) -> Result<Option<T>, String> {
+    serde_json::from_value(value).map_err(|error| format!("{key}: {error}"))
 }
 
 /// `model.type` of a file whose model has another shape than BPE's.
@@ -226,10 +233,10 @@ pub(super) fn byte_level_bpe(
     merges: Vec<(String, String)>,
     ignore_merges: bool,
     pre_tokenizer: Option<PreTokenizerWrapper>,
-) -> Result<tokenizers::Tokenizer, ModelError> {
-    check_merges(&vocab, &merges).map_err(ModelError::Tokenizer)?;
+) -> Result<tokenizers::Tokenizer, String> {
+    check_merges(&vocab, &merges)?;
     let model = BPE::builder().ignore_merges(ignore_merges).vocab_and_merges(vocab, merges).build();
-    let model = model.map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+    let model = model.map_err(|error| error.to_string())?;
     let mut tokenizers = tokenizers::Tokenizer::new(ModelWrapper::BPE(model));
     let whole = || PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false));
     tokenizers.with_pre_tokenizer(Some(pre_tokenizer.unwrap_or_else(whole)));

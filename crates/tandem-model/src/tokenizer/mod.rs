@@ -14,8 +14,6 @@ use std::sync::Arc;
 use crate::error::ModelError;
 use spelling::{LeadingSpace, Spelling};
 
-pub(crate) use gguf::from_gguf;
-pub(crate) use json::from_json;
 pub use stream::Detokenizer;
 
 /// A tokenizer. Cheap to clone.
@@ -70,7 +68,8 @@ impl Tokenizer {
     pub fn bytes(rows: usize) -> Result<Self, ModelError> {
         let texts: Vec<String> = (0..=255).map(|byte| spelling::char_of(byte).to_string()).collect();
         let vocab = texts.iter().cloned().zip(0..).collect();
-        let tokenizers = json::byte_level_bpe(vocab, Vec::new(), false, None)?;
+        let tokenizers =
+            json::byte_level_bpe(vocab, Vec::new(), false, None).map_err(ModelError::Tokenizer)?;
         let pieces =
             Pieces::build(texts.iter().map(|text| Some(Spelling::ByteLevel.bytes(text))), rows.max(256));
         Ok(Self::new(tokenizers, pieces, LeadingSpace::Keep, rows))

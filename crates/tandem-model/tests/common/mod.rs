@@ -1,6 +1,7 @@
 //! Writers of small files, right and wrong.
 
 #![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used)] // helpers are tests too
 
 use std::path::{Path, PathBuf};
 
