@@ -105,7 +105,7 @@ pub struct DummyArgs {
         long = "dummy-prompt",
         value_name = "N",
         requires = "weights",
-        conflicts_with_all = ["file", "text", "system"],
+        conflicts_with_all = ["model", "text", "file", "system"],
         id = "tokens"
     )]
     pub tokens: Option<NonZeroUsize>,
