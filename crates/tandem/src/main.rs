@@ -24,7 +24,7 @@ use crate::cli::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.verbose {
-        let level = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG);
+        let level = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG);
         level.with_writer(std::io::stderr).with_target(false).init();
     }
     let done = match &cli.command {

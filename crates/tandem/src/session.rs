@@ -48,6 +48,7 @@ impl Session {
             stop_tokens,
             context: None,
         };
+        tracing::debug!(?capabilities, sample = ?request.sample, stop_tokens = ?request.stop_tokens, "loaded");
         let name = match (&args.dummy.weights, &args.model) {
             (Some(config), _) => config.display().to_string(),
             (None, name) => name.clone().unwrap_or_default(),
@@ -73,6 +74,7 @@ impl Session {
             prompt_tokens: tokens.len(),
             seed: self.request.sample.seed,
         })?;
+        tracing::debug!(?tokens, "prompt");
         let tokens = self.actor.handle().generate(Request { tokens, ..self.request.clone() })?;
         let events = TextStream::new(tokens, Detokenizer::new(tokenizer, true), self.stop.clone())?;
         let ends = interrupt::Ends::answer(events.control());

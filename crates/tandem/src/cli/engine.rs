@@ -10,7 +10,7 @@ pub struct EngineArgs {
 
     /// Tokens of prompt and answer together; 0 for all the model handles [default: 4096, or less if the model
     /// handles less]
-    #[arg(long, short = 'c', value_name = "N", alias = "ctx-size")]
+    #[arg(long, short = 'c', value_name = "N", visible_alias = "ctx-size")]
     pub context: Option<usize>,
 
     /// Quantize float weights while loading

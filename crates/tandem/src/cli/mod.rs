@@ -23,7 +23,7 @@ pub use sampling::SamplingArgs;
 
 /// Runs fine-tuned language models on the machine in front of you.
 #[derive(Debug, Parser)]
-#[command(name = "tandem", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "tandem", version, max_term_width = 100)]
 pub struct Cli {
     /// Tell what happens inside, on standard error
     #[arg(long, short = 'v', global = true)]

@@ -60,7 +60,7 @@ pub struct PromptArgs {
 #[command(next_help_heading = "Answer")]
 pub struct AnswerArgs {
     /// Most tokens to generate [default: until the model ends or the context is full]
-    #[arg(long, short = 'n', value_name = "N", alias = "n-predict")]
+    #[arg(long, short = 'n', value_name = "N", visible_alias = "n-predict")]
     pub max_tokens: Option<NonZeroUsize>,
 
     /// End at this text and leave it out; may be repeated
@@ -79,7 +79,7 @@ pub struct OutputArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Report each token's log-probability and those of the N likeliest
+    /// With --json, report each token's log-probability and those of the N likeliest
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<u32>,
 
@@ -97,7 +97,14 @@ pub struct DummyArgs {
     pub weights: Option<PathBuf>,
 
     /// Number format of the random weights
-    #[arg(long = "dummy-format", value_enum, default_value_t = DummyFormat::Bf16, requires = "weights", id = "format")]
+    #[arg(
+        long = "dummy-format",
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t = DummyFormat::Bf16,
+        requires = "weights",
+        id = "format"
+    )]
     pub format: DummyFormat,
 
     /// In place of PROMPT: this many tokens
@@ -105,7 +112,7 @@ pub struct DummyArgs {
         long = "dummy-prompt",
         value_name = "N",
         requires = "weights",
-        conflicts_with_all = ["file", "text", "system"],
+        conflicts_with_all = ["model", "text", "file", "system"],
         id = "tokens"
     )]
     pub tokens: Option<NonZeroUsize>,

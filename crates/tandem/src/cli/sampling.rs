@@ -5,7 +5,7 @@ use clap::Args;
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Randomness; 0 always takes the likeliest token [default: the checkpoint's, else 0.7]
-    #[arg(long, value_name = "T", alias = "temp")]
+    #[arg(long, value_name = "T", visible_alias = "temp")]
     pub temperature: Option<f32>,
 
     /// Keep the likeliest tokens up to this share of probability; 1 keeps all [default: the checkpoint's, else 0.95]
@@ -21,7 +21,7 @@ pub struct SamplingArgs {
     pub min_p: Option<f32>,
 
     /// Make tokens of the prompt and the answer less likely to come again; 1 is off [default: the checkpoint's, else 1]
-    #[arg(long, value_name = "R", alias = "repeat-penalty")]
+    #[arg(long, value_name = "R", visible_alias = "repeat-penalty")]
     pub repetition_penalty: Option<f32>,
 
     /// Lower the logits of tokens the answer already has

@@ -105,7 +105,7 @@ impl Chat {
                 Entered::System(text) => self.system = (!text.is_empty()).then(|| text.to_owned()),
                 Entered::Exit => return Ok(()),
                 Entered::Unknown(word) => {
-                    eprintln!("error: there is no {word}\nhint: /help shows what there is")
+                    eprintln!("error: there is no {word}\nhint: /help shows what there is");
                 }
                 Entered::Text(text) => self.turn(text)?,
             }

@@ -130,6 +130,7 @@ fn cpu_features() -> Vec<&'static str> {
 }
 
 /// The value of a `name: value` or `name : value` line of one of Linux's own files.
+#[cfg(not(target_os = "macos"))]
 fn field(file: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let mut fields = text.lines().filter_map(|line| line.split_once(':'));
