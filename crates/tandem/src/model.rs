@@ -123,7 +123,7 @@ mod tests {
     fn spec(flags: &[&str], checkpoint: &GenerationConfig) -> SampleSpec {
         let cli = Cli::try_parse_from(["tandem", "run", "m", "p"].iter().chain(flags)).unwrap();
         let Command::Run(args) = cli.command else { panic!("not run") };
-        sampling(&args.sampling, checkpoint, 1)
+        sampling(&args.sampling, checkpoint)
     }
 
     #[test]
