@@ -41,6 +41,8 @@ pub struct Options {
     pub head_timeout: Duration,
     /// For its body to come.
     pub body_timeout: Duration,
+    /// For a client to take the next piece of an answer.
+    pub write_timeout: Duration,
     /// For running requests to end after the server was told to stop.
     pub drain: Duration,
 }
@@ -53,6 +55,7 @@ impl Default for Options {
             max_body: 16 << 20,
             head_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(60),
             drain: Duration::from_secs(30),
         }
     }
@@ -140,7 +143,9 @@ impl App {
     async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
         // Browsers send any other type across origins without asking first.
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        if !kind.is_some_and(|kind| kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json")) {
+        if !kind
+            .is_some_and(|kind| kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json"))
+        {
             let message = "the body must come as `Content-Type: application/json`";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
         }

@@ -69,9 +69,7 @@ impl From<RuntimeError> for ApiError {
         match error {
             RuntimeError::Busy { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message),
             RuntimeError::EmptyStop => Self::field("stop", message),
-            RuntimeError::Crashed(_) => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_crashed", message)
-            }
+            RuntimeError::Crashed(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_crashed", message),
             RuntimeError::ShutDown => Self::new(StatusCode::SERVICE_UNAVAILABLE, "shut_down", message),
             RuntimeError::Engine(error) => error.into(),
         }
@@ -89,9 +87,7 @@ impl From<EngineError> for ApiError {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "insufficient_memory", message)
             }
             EngineError::InvalidSpec { field, .. } => Self::field(field, message),
-            EngineError::TokenOutOfRange { .. }
-            | EngineError::Empty(_)
-            | EngineError::Unsupported { .. } => {
+            EngineError::TokenOutOfRange { .. } | EngineError::Empty(_) | EngineError::Unsupported { .. } => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_value", message)
             }
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", message),

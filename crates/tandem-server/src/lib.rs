@@ -15,6 +15,7 @@ mod error;
 mod fields;
 mod metrics;
 mod model;
+mod patience;
 mod reply;
 pub mod request;
 mod server;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tandem_runtime::{EngineState, Status, Usage};
 
 /// Upper bounds of the histograms' buckets, in seconds.
-const BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
 /// What the server has seen.
 #[derive(Debug, Default)]
@@ -109,12 +110,22 @@ impl Metrics {
         if let Some(status) = status {
             page.one("tandem_requests_running", "gauge", "Sequences in the batch.", status.running);
             page.one("tandem_requests_waiting", "gauge", "Sequences that wait to join it.", status.waiting);
-            page.one("tandem_engine_restarts_total", "counter", "Times the engine was rebuilt.", status.restarts);
+            page.one(
+                "tandem_engine_restarts_total",
+                "counter",
+                "Times the engine was rebuilt.",
+                status.restarts,
+            );
             if let EngineState::Ready { memory, .. } = &status.engine {
                 let used = memory.kv_exclusive + memory.kv_shared;
                 page.one("tandem_kv_used_bytes", "gauge", "KV that sequences hold.", used);
                 page.one("tandem_kv_limit_bytes", "gauge", "Most KV the engine will hold.", memory.kv_limit);
-                page.one("tandem_weights_bytes", "gauge", "Weights as the engine holds them.", memory.weights);
+                page.one(
+                    "tandem_weights_bytes",
+                    "gauge",
+                    "Weights as the engine holds them.",
+                    memory.weights,
+                );
             }
         }
         page.0

@@ -188,7 +188,8 @@ pub fn chat(body: &[u8]) -> Result<Chat, ApiError> {
     if let Some(mut format) = fields.object("response_format")? {
         let kind = format.string("type")?;
         if kind.as_deref() != Some("text") {
-            let message = "`response_format` other than {\"type\": \"text\"} is not supported. hint: leave it out";
+            let message =
+                "`response_format` other than {\"type\": \"text\"} is not supported. hint: leave it out";
             let error = ApiError::field("response_format", message);
             return Err(ApiError { code: Some("unsupported_parameter"), ..error });
         }
@@ -219,7 +220,10 @@ pub fn completion(body: &[u8]) -> Result<Completion, ApiError> {
     }
     let best_of = fields.integer("best_of", 1, MAX_CHOICES)?;
     if best_of.is_some_and(|best_of| best_of != ask.n as u64) {
-        return Err(ApiError::field("best_of", "`best_of` other than `n` is not supported. hint: leave it out"));
+        return Err(ApiError::field(
+            "best_of",
+            "`best_of` other than `n` is not supported. hint: leave it out",
+        ));
     }
     let prompts = match fields.take("prompt") {
         None => return Err(ApiError::field("prompt", "`prompt` is missing")),
@@ -228,7 +232,11 @@ pub fn completion(body: &[u8]) -> Result<Completion, ApiError> {
     fields.finish()?;
     let choices = prompts.len() * ask.n;
     if choices as u64 > MAX_CHOICES {
-        let message = format!("{} prompts with `n` = {} are {choices} choices; a request may have {MAX_CHOICES}", prompts.len(), ask.n);
+        let message = format!(
+            "{} prompts with `n` = {} are {choices} choices; a request may have {MAX_CHOICES}",
+            prompts.len(),
+            ask.n
+        );
         return Err(ApiError::field("n", message));
     }
     Ok(Completion { prompts, ask })
@@ -300,7 +308,8 @@ fn text_part(value: Value, path: String) -> Result<String, ApiError> {
     let kind = fields.string("type")?;
     if kind.as_deref() != Some("text") {
         let path = fields.path("type");
-        let message = format!("`{path}`: only parts of type `text` are supported, no images, sounds or files");
+        let message =
+            format!("`{path}`: only parts of type `text` are supported, no images, sounds or files");
         return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::field(path, message) });
     }
     let text = fields.string("text")?;
@@ -373,7 +382,10 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> 
     let Some(mut biases) = fields.object("logit_bias")? else { return Ok(None) };
     let bias = |(id, value): (String, Value)| {
         let Ok(token) = id.parse::<u32>() else {
-            return Err(ApiError::field("logit_bias", "`logit_bias` maps token ids, such as \"42\", to numbers"));
+            return Err(ApiError::field(
+                "logit_bias",
+                "`logit_bias` maps token ids, such as \"42\", to numbers",
+            ));
         };
         match value.as_f64() {
             Some(bias) if (-100.0..=100.0).contains(&bias) => Ok((token, bias as f32)),

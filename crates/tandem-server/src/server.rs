@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::App;
+use crate::patience::Patient;
 
 /// Most connections at once; others wait to be accepted.
 const MAX_CONNECTIONS: usize = 1024;
@@ -35,8 +36,7 @@ const THREADS: usize = 2;
 /// # Errors
 /// If the system gives no threads, or the socket cannot be used.
 pub fn run(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
@@ -82,7 +82,8 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, told: impl Future<Outpu
         };
         // Tokens are small and wanted at once.
         let _ = socket.set_nodelay(true);
-        let connection = http.serve_connection(TokioIo::new(socket), service.clone());
+        let connection = http
+            .serve_connection(TokioIo::new(Patient::new(socket, app.options.write_timeout)), service.clone());
         let connection = graceful.watch(connection);
         connections.spawn(async move {
             if let Err(error) = connection.await {

@@ -21,8 +21,24 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 const NAMES: &[&str] = &[
-    "messages", "prompt", "n", "stop", "stream", "stream_options", "seed", "logit_bias", "temperature", "logprobs",
-    "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "echo", "best_of", "user", "other",
+    "messages",
+    "prompt",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "seed",
+    "logit_bias",
+    "temperature",
+    "logprobs",
+    "top_logprobs",
+    "max_tokens",
+    "max_completion_tokens",
+    "response_format",
+    "echo",
+    "best_of",
+    "user",
+    "other",
 ];
 
 proptest! {

@@ -6,9 +6,7 @@ use serde_json::{Value, json};
 use tandem_engine::SampleSpec;
 use tandem_engine::fake::FakeEngine;
 
-use crate::harness::{
-    CONTEXT, VOCAB, checkpoint, decode, expected, fake, hello, hello_tokens, tiny, with,
-};
+use crate::harness::{CONTEXT, VOCAB, checkpoint, decode, expected, fake, hello, hello_tokens, tiny, with};
 
 fn text(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap()
@@ -30,8 +28,10 @@ fn a_chat_is_answered_in_openais_shape() {
     assert_eq!(choice["tandem"]["route"], json!({"engine": "fake", "reason": "the only engine"}));
     assert!(choice["tandem"]["timing"]["ttft"].as_f64() > Some(0.0));
     let prompt = hello_tokens().len();
-    let details = |cached: usize| json!({"prompt_tokens": prompt, "completion_tokens": 12,
-        "total_tokens": prompt + 12, "prompt_tokens_details": {"cached_tokens": cached}});
+    let details = |cached: usize| {
+        json!({"prompt_tokens": prompt, "completion_tokens": 12,
+        "total_tokens": prompt + 12, "prompt_tokens_details": {"cached_tokens": cached}})
+    };
     assert_eq!(answer["usage"], details(0));
     assert_eq!(server.chat(&json!({}))["usage"], details(prompt - 1));
 }
@@ -58,7 +58,8 @@ fn every_sampling_parameter_is_honoured() {
             SampleSpec { logit_bias: vec![(50, 5.0), (51, -100.0)], ..base.clone() },
         ),
     ] {
-        let asked = json!({"prompt": prompt, "max_tokens": 40, "temperature": 1.0, "seed": 7, "ignore_eos": true});
+        let asked =
+            json!({"prompt": prompt, "max_tokens": 40, "temperature": 1.0, "seed": 7, "ignore_eos": true});
         let answer = server.complete(&with(asked, &fields));
         let answer = answer["choices"][0]["text"].as_str().unwrap();
         assert_eq!(answer, decode(&expected(&prompt, &spec, 40)), "{fields}");
@@ -72,8 +73,10 @@ fn a_stream_is_the_same_answer_in_pieces() {
     let server = fake();
     let asked = with(hello(), &json!({"n": 2, "temperature": 1.0, "max_tokens": 30}));
     let whole = server.chat(&asked);
-    let (events, done) =
-        server.events("/v1/chat/completions", &with(asked.clone(), &json!({"stream_options": {"include_usage": true}})));
+    let (events, done) = server.events(
+        "/v1/chat/completions",
+        &with(asked.clone(), &json!({"stream_options": {"include_usage": true}})),
+    );
     assert!(done);
     let (last, chunks) = events.split_last().unwrap();
     assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(60)));
@@ -100,7 +103,10 @@ fn a_stream_is_the_same_answer_in_pieces() {
     assert!(done && events.iter().all(|e| e.get("usage").is_none()));
     let text: String = events.iter().map(|e| e["choices"][0]["text"].as_str().unwrap()).collect();
     let whole = server.complete(&json!({"prompt": "a", "ignore_eos": true}));
-    assert_eq!((json!(text), &whole["usage"]["completion_tokens"]), (whole["choices"][0]["text"].clone(), &json!(16)));
+    assert_eq!(
+        (json!(text), &whole["usage"]["completion_tokens"]),
+        (whole["choices"][0]["text"].clone(), &json!(16))
+    );
 }
 
 #[test]
@@ -113,14 +119,20 @@ fn choices_differ_by_their_seeds_and_usage_is_summed() {
         assert_eq!(choice["message"]["content"], decode(&expected(&hello_tokens(), &spec, 12)));
     }
     let usage = &answer["usage"];
-    assert_eq!((&usage["completion_tokens"], &usage["prompt_tokens"]), (&json!(36), &json!(hello_tokens().len())));
+    assert_eq!(
+        (&usage["completion_tokens"], &usage["prompt_tokens"]),
+        (&json!(36), &json!(hello_tokens().len()))
+    );
 
     let prompts = json!({"prompt": [[5, 6, 7], [8, 9]], "n": 2, "max_tokens": 4, "ignore_eos": true});
     let answer = server.complete(&prompts);
     let indices: Vec<_> = answer["choices"].as_array().unwrap().iter().map(|c| c["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2, 3]);
     assert_eq!(answer["choices"][2]["text"], decode(&expected(&[8, 9], &SampleSpec::greedy(), 4)));
-    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(5), &json!(16)));
+    assert_eq!(
+        (&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]),
+        (&json!(5), &json!(16))
+    );
 }
 
 #[test]
@@ -186,8 +198,12 @@ fn log_probabilities_are_the_models_own() {
         assert!((entry["logprob"].as_f64().unwrap() - logprob).abs() < 1e-5);
         let bytes: Vec<u8> = serde_json::from_value(entry["bytes"].clone()).unwrap();
         assert_eq!(bytes, checkpoint().tokenizer.token_bytes(token).unwrap());
-        let top: Vec<f64> =
-            entry["top_logprobs"].as_array().unwrap().iter().map(|t| t["logprob"].as_f64().unwrap()).collect();
+        let top: Vec<f64> = entry["top_logprobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t["logprob"].as_f64().unwrap())
+            .collect();
         let mut sorted = logits.clone();
         sorted.sort_by(|a, b| b.total_cmp(a));
         for (top, logit) in top.iter().zip(&sorted[..3]) {
@@ -211,16 +227,24 @@ fn log_probabilities_are_the_models_own() {
     assert_eq!(legacy["tokens"], json!(of("token")));
     assert_eq!(legacy["token_logprobs"], json!(of("logprob")));
     assert!(legacy["top_logprobs"].as_array().unwrap().iter().all(|t| t.as_object().unwrap().len() <= 2));
-    assert_eq!((legacy["text_offset"][0].as_u64(), legacy["text_offset"].as_array().unwrap().len()), (Some(0), 12));
+    assert_eq!(
+        (legacy["text_offset"][0].as_u64(), legacy["text_offset"].as_array().unwrap().len()),
+        (Some(0), 12)
+    );
 }
 
 #[test]
 fn content_may_come_in_parts_and_a_developer_is_a_system() {
     let server = fake();
-    let answer = |messages: Value| server.chat(&json!({"messages": messages}))["usage"]["prompt_tokens"].clone();
-    let whole = answer(json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there"}]));
+    let answer =
+        |messages: Value| server.chat(&json!({"messages": messages}))["usage"]["prompt_tokens"].clone();
+    let whole = answer(
+        json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there"}]),
+    );
     let parts = json!([{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]);
-    let split = answer(json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": null}]));
+    let split = answer(
+        json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": null}]),
+    );
     assert_eq!(whole, split);
 }
 

@@ -24,11 +24,19 @@ fn a_bad_field_is_named() {
         (json!({"messages": "Hello"}), "messages", "an array, not a string"),
         (json!({"messages": ["Hello"]}), "messages[0]", "an object"),
         (json!({"messages": [{"content": "x"}]}), "messages[0].role", "no `role`"),
-        (json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role", "system, developer, user"),
+        (
+            json!({"messages": [{"role": "wizard", "content": "x"}]}),
+            "messages[0].role",
+            "system, developer, user",
+        ),
         (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "must be"),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing"),
         (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content", "not 5"),
-        (json!({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}), "messages[0].tool_calls", "not supported"),
+        (
+            json!({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}),
+            "messages[0].tool_calls",
+            "not supported",
+        ),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
             "messages[0].content[0].type",
@@ -84,9 +92,10 @@ fn a_bad_field_is_named() {
     ] {
         check(&server.post("/v1/completions", &body), 400, param, word);
     }
-    for (body, word) in
-        [(json!({"prompt": [384]}), "outside the vocabulary"), (json!({"prompt": [[]]}), "at least one token")]
-    {
+    for (body, word) in [
+        (json!({"prompt": [384]}), "outside the vocabulary"),
+        (json!({"prompt": [[]]}), "at least one token"),
+    ] {
         check(&server.post("/v1/completions", &body), 400, Value::Null, word);
     }
     check(&server.post("/tokenize", &json!({"text": "x"})), 400, "text", "not supported");
@@ -112,7 +121,8 @@ fn a_body_of_another_type_is_refused() {
     let server = fake();
     let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
     let body = hello().to_string();
-    let sent = agent.post(server.url("/v1/chat/completions")).header("content-type", "text/plain").send(&body);
+    let sent =
+        agent.post(server.url("/v1/chat/completions")).header("content-type", "text/plain").send(&body);
     check(&sent.unwrap().into(), 415, Value::Null, "application/json");
 }
 
@@ -174,5 +184,7 @@ fn a_full_queue_is_429_with_a_time_to_retry() {
     check(&reply, 429, Value::Null, "2 requests are running or waiting");
     assert_eq!(reply.headers["retry-after"], "1");
     // The two that had a place were given up, and the server goes on.
-    server.until("places are free", |s| s.post("/v1/chat/completions", &with(hello(), &json!({"n": 2}))).status == 200);
+    server.until("places are free", |s| {
+        s.post("/v1/chat/completions", &with(hello(), &json!({"n": 2}))).status == 200
+    });
 }

@@ -138,3 +138,15 @@ fn what_takes_too_long_to_finish_ends_with_an_error_event() {
     assert!(!done);
     assert_eq!(events.last().unwrap()["error"]["code"], "shut_down");
 }
+
+#[test]
+fn a_client_that_never_reads_does_not_keep_its_kv() {
+    let options = Options { write_timeout: Duration::from_millis(400), ..Options::default() };
+    let server = fake_with(100_000, &tandem_runtime::Options::default(), options);
+    let mut socket = TcpStream::connect(server.address).unwrap();
+    // More than the sockets between them hold.
+    let much = json!({"max_tokens": 400, "n": 16, "logprobs": true, "top_logprobs": 20, "stream": true});
+    socket.write_all(raw(&with(hello(), &much)).as_bytes()).unwrap();
+    server.until("it is given up", |s| outcome(s, "cancelled") == 1 && s.kv() == 0);
+    drop(socket);
+}

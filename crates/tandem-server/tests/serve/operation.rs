@@ -34,7 +34,10 @@ fn health_and_metrics_tell_how_the_engine_is() {
     server.chat(&json!({"max_tokens": 5}));
     let health = server.get("/health").json();
     let model = &health["models"][0];
-    assert_eq!((&health["status"], &model["state"], &model["engine"]), (&json!("ok"), &json!("ready"), &json!("cpu")));
+    assert_eq!(
+        (&health["status"], &model["state"], &model["engine"]),
+        (&json!("ok"), &json!("ready"), &json!("cpu"))
+    );
     assert!(model["kv_used_bytes"].as_u64() > Some(0) && model["weights_bytes"].as_u64() > Some(0));
     let page = server.get("/metrics");
     assert_eq!(page.headers["content-type"], "text/plain; version=0.0.4");
@@ -67,7 +70,10 @@ fn pages_of_other_origins_are_told_only_what_the_operator_allows() {
     };
     let server = fake_with(1000, &tandem_runtime::Options::default(), options);
     let reply = server.get("/v1/models");
-    assert_eq!((reply.status, &reply.headers["access-control-allow-origin"]), (401, &"https://example.org".parse().unwrap()));
+    assert_eq!(
+        (reply.status, &reply.headers["access-control-allow-origin"]),
+        (401, &"https://example.org".parse().unwrap())
+    );
     // A browser asks without the key.
     let agent = ureq::Agent::config_builder().proxy(None).build().new_agent();
     let preflight = agent.options(server.url("/v1/chat/completions")).call().unwrap();

@@ -7,6 +7,7 @@ mod bad_input;
 mod help;
 mod models;
 mod run;
+mod serve;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
