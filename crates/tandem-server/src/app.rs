@@ -31,7 +31,7 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 /// How a server behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Clients must show this as a bearer token, except for `/health`.
+    /// Clients must show this as a bearer token, except for `/health` and the page at `/`, which asks its user for it.
     pub api_key: Option<String>,
     /// The origin whose pages may use this server from a browser (`*` for all).
     pub cors: Option<String>,
@@ -97,6 +97,7 @@ impl App {
             .route("/v1/models/{*id}", get(model))
             .route("/tokenize", post(tokenize))
             .route("/detokenize", post(detokenize))
+            .route("/", get(page))
             .route("/health", get(health))
             .route("/metrics", get(metrics))
             .fallback(|| async {
@@ -389,6 +390,16 @@ async fn health(State(app): Shared) -> Response {
     json_response(code, &json!({ "status": status, "models": [model] }))
 }
 
+/// The page may talk to this server and to nobody else.
+async fn page() -> Response {
+    const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let kind = HeaderValue::from_static("text/html; charset=utf-8");
+    let policy = HeaderValue::from_static(POLICY);
+    let headers = [(header::CONTENT_TYPE, kind), (header::CONTENT_SECURITY_POLICY, policy)];
+    (headers, include_str!("page.html")).into_response()
+}
+
 async fn metrics(State(app): Shared) -> Response {
     let page = app.metrics.render(&app.model.id, app.status().await.as_ref());
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
@@ -397,7 +408,7 @@ async fn metrics(State(app): Shared) -> Response {
 
 /// Every request passes here: the key, and what browsers ask.
 async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
-    let open = request.uri().path() == "/health";
+    let open = matches!(request.uri().path(), "/" | "/health");
     let preflight = app.options.cors.is_some() && request.method() == Method::OPTIONS;
     let mut response = if preflight {
         StatusCode::NO_CONTENT.into_response()

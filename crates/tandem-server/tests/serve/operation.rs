@@ -80,3 +80,18 @@ fn pages_of_other_origins_are_told_only_what_the_operator_allows() {
     assert_eq!(preflight.status(), 204);
     assert!(preflight.headers()["access-control-allow-headers"].to_str().unwrap().contains("authorization"));
 }
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let options = Options { api_key: Some("k".to_owned()), ..Options::default() };
+    let server = fake_with(1000, &tandem_runtime::Options::default(), options);
+    let page = server.get("/");
+    assert_eq!(
+        (page.status, &page.headers["content-type"]),
+        (200, &"text/html; charset=utf-8".parse().unwrap())
+    );
+    assert!(page.headers["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
+    for reference in ["http://", "https://", "src=", "href=", "@import", "url("] {
+        assert!(!page.text.contains(reference), "{reference}");
+    }
+}
