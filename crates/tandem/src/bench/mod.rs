@@ -48,7 +48,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<Report> {
     let before = host::load_average();
     let kernels = Path::detect()?.name();
     let cores = std::thread::available_parallelism().ok().map(usize::from);
-    let threads = if args.threads.is_empty() { vec![cores.unwrap_or(1)] } else { args.threads.clone() };
+    let threads = if args.threads.is_empty() { vec![cores.unwrap_or(1)] } else { once(args.threads.clone()) };
     let tests = tests(args);
     let mut bench = Bench {
         peers: args.peer.iter().map(|peer| LlamaCpp::new(&peer.path)).collect(),
@@ -130,7 +130,18 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
     if args.n_prompt > 0 {
         tests.push(Test::FirstToken { tokens: args.n_prompt });
     }
-    tests
+    once(tests)
+}
+
+/// Without what stands there already.
+fn once<T: PartialEq>(items: Vec<T>) -> Vec<T> {
+    let mut kept = Vec::with_capacity(items.len());
+    for item in items {
+        if !kept.contains(&item) {
+            kept.push(item);
+        }
+    }
+    kept
 }
 
 fn machines(threads: &[usize], bytes: usize) -> anyhow::Result<Vec<Machine>> {

@@ -15,6 +15,8 @@ use crate::prompt::filler;
 /// A loaded engine.
 pub struct Ours {
     engine: Box<dyn Engine>,
+    /// Of the test that runs.
+    sequences: Vec<SeqId>,
     chunk: usize,
     vocab: usize,
 }
@@ -40,7 +42,7 @@ impl Ours {
             Kind::Static { .. } => bail!("only dynamic engines are measured so far"),
         };
         let vocab = capabilities.vocab_size;
-        Ok((Self { engine, chunk, vocab }, seconds))
+        Ok((Self { engine, sequences: Vec::new(), chunk, vocab }, seconds))
     }
 
     /// Bytes the engine holds.
@@ -50,6 +52,13 @@ impl Ours {
 
     /// Tokens a second, after a warm-up that does not count.
     pub fn measure(&mut self, test: Test) -> anyhow::Result<f64> {
+        let figure = self.warm_and_measure(test);
+        // After a failure the next test shall find as much memory as this one did.
+        self.close()?;
+        figure
+    }
+
+    fn warm_and_measure(&mut self, test: Test) -> anyhow::Result<f64> {
         let (tokens, seconds) = match test {
             Test::Prefill { tokens } => {
                 self.prefill(tokens)?;
@@ -72,20 +81,19 @@ impl Ours {
 
     /// Seconds to compute a prompt and sample from it.
     fn prefill(&mut self, tokens: usize) -> anyhow::Result<f64> {
-        let seq = self.engine.open(tokens, None)?;
+        let seq = self.open(tokens)?;
         let prompt = filler(tokens, self.vocab);
         let begun = Instant::now();
         self.feed(seq, &prompt)?;
         let seconds = begun.elapsed().as_secs_f64();
-        self.engine.close(seq)?;
+        self.close()?;
         Ok(seconds)
     }
 
     /// Seconds in which each of `sequences` decodes `tokens` tokens, after `depth` others that are not timed.
     fn decode(&mut self, sequences: usize, tokens: usize, depth: usize) -> anyhow::Result<f64> {
-        let seqs = (0..sequences)
-            .map(|_| Ok(self.engine.open(depth + tokens, None)?))
-            .collect::<anyhow::Result<Vec<SeqId>>>()?;
+        let seqs =
+            (0..sequences).map(|_| self.open(depth + tokens)).collect::<anyhow::Result<Vec<SeqId>>>()?;
         // Each has a context of its own. Without one, its first token stands in for a sampled one.
         let texts = filler((depth + 1) * sequences, self.vocab);
         let mut inputs = Vec::with_capacity(sequences);
@@ -114,9 +122,22 @@ impl Ours {
             if fed != depth + tokens {
                 bail!("a sequence of {} tokens is {fed} long", depth + tokens);
             }
+        }
+        self.close()?;
+        Ok(seconds)
+    }
+
+    fn open(&mut self, max_len: usize) -> anyhow::Result<SeqId> {
+        let seq = self.engine.open(max_len, None)?;
+        self.sequences.push(seq);
+        Ok(seq)
+    }
+
+    fn close(&mut self) -> anyhow::Result<()> {
+        for seq in self.sequences.drain(..) {
             self.engine.close(seq)?;
         }
-        Ok(seconds)
+        Ok(())
     }
 
     /// Feeds a prompt in chunks and samples after the last.

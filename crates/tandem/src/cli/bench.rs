@@ -8,12 +8,14 @@ use super::{DummyArgs, LoadArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every round measures each test once with each engine, one after the other (A B, then B A), so that what else the
-machine does meets them alike. Medians of the rounds are shown, and the least and the greatest. Warm-ups do not count.
+Every round measures each test once with each engine, one right after the other (A B, then B A), so that whatever \
+else the machine does meets them alike. Shown are the median of the rounds, the least and the greatest. Warm-ups do \
+not count.
 
 Examples:
   tandem bench model.Q4_0.gguf
-  tandem bench model.Q4_0.gguf -t 1,2 -d 0,2048 --batch 1,4 --roofline --peer llama.cpp=./build/bin/llama-bench
+  tandem bench model.Q4_0.gguf --roofline --peer llama.cpp=./build/bin/llama-bench
+  tandem bench model.Q4_0.gguf -t 1,2 -d 0,2048 --batch 1,4
   tandem bench --roofline                  (the limits of this machine)")]
 pub struct BenchArgs {
     /// A folder, a .gguf file, a Hugging Face id (owner/name) or an alias such as smollm2
