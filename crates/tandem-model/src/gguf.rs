@@ -148,6 +148,8 @@ impl<'a> Gguf<'a> {
     pub fn token_id(&self, which: &str) -> Option<u32> {
         match self.metadata.get(format!("tokenizer.ggml.{which}_token_id").as_str()) {
             Some(Value::Unsigned(id)) => u32::try_from(*id).ok(),
+            // Some converters write every integer signed.
+            Some(Value::Signed(id)) => u32::try_from(*id).ok(),
             _ => None,
         }
     }
