@@ -88,13 +88,30 @@ fn llama_family_equals_transformers() {
 
 #[test]
 fn gguf_equals_transformers_on_the_dequantized_weights() {
-    let golden = Golden::open(&fixtures().join("gguf/golden.safetensors"));
-    for format in ["f16", "q8_0", "q4_1", "q4_0"] {
-        let file = fixtures().join(format!("gguf/llama-gqa-{format}.gguf"));
-        let exact = worst(&file, &golden, &format!("{format}."), &options().exact());
-        let fast = worst(&file, &golden, &format!("{format}."), &options());
-        println!("{format}: relative error {exact:.2e} exact, {fast:.2e} with 8-bit activations and f16 KV");
-        assert!(exact < 1e-3, "{format}: {exact} exact");
-        assert!(fast < 5e-2, "{format}: {fast} with 8-bit activations");
+    let ways = [
+        ("golden", "llama-gqa", ["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"].as_slice()),
+        ("golden_k", "llama-256", ["q5_k_m", "q4_k_m"].as_slice()),
+    ];
+    for (golden, model, formats) in ways {
+        let golden = Golden::open(&fixtures().join(format!("gguf/{golden}.safetensors")));
+        for format in formats {
+            let file = fixtures().join(format!("gguf/{model}-{format}.gguf"));
+            let exact = worst(&file, &golden, &format!("{format}."), &options().exact());
+            let fast = worst(&file, &golden, &format!("{format}."), &options());
+            println!(
+                "{format}: relative error {exact:.2e} exact, {fast:.2e} with 8-bit activations and f16 KV"
+            );
+            assert!(exact < 1e-3, "{format}: {exact} exact");
+            assert!(fast < 5e-2, "{format}: {fast} with 8-bit activations");
+        }
     }
+}
+
+#[test]
+fn gguf_and_safetensors_of_the_same_weights_give_the_same_logits() {
+    let golden = Golden::open(&fixtures().join("llama-gqa/golden.safetensors"));
+    let file = fixtures().join("gguf/llama-gqa-f16.gguf");
+    let error = worst(&file, &golden, "", &options().exact());
+    println!("relative error {error:.2e}");
+    assert!(error < 1e-5, "{error}");
 }

@@ -15,7 +15,7 @@ use crate::error::ModelError;
 use crate::generation::{GenerationConfig, token_ids};
 use crate::safetensors;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{MappedFile, Source, Tensor, Weights};
+use crate::weights::{Bytes, MappedFile, Source, Tensor, Weights};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -148,8 +148,8 @@ fn add_file(
                 "Tandem reads F32, F16 and BF16; convert the model to one of these",
             ));
         };
-        let tensor =
-            Tensor { format, shape: entry.shape, source: Source::Mapped(file.clone()), range: entry.range };
+        let values = Bytes { source: Source::Mapped(file.clone()), range: entry.range };
+        let tensor = Tensor { format, shape: entry.shape, values, groups: None };
         if tensors.insert(entry.name.clone(), tensor).is_some() {
             let what = format!("tensor {} is in another shard too", entry.name);
             return Err(ModelError::malformed(path, what, AGAIN));
@@ -170,7 +170,7 @@ fn drop_redundant_head(
         return Ok(());
     }
     let (Some(head), Some(embedding)) = (tensors.get(HEAD), tensors.get(embedding)) else { return Ok(()) };
-    if head.bytes() != embedding.bytes() {
+    if !head.parts().map(Bytes::as_slice).eq(embedding.parts().map(Bytes::as_slice)) {
         return Err(ModelError::unsupported(
             &folder.join(CONFIG),
             "tie_word_embeddings",
