@@ -127,6 +127,19 @@ impl<'a> Array<'a> {
     }
 }
 
+impl Array<'_> {
+    /// The elements as floating-point numbers; `None` if they are of another type.
+    pub fn floats(self) -> Option<impl Iterator<Item = f64>> {
+        let mut reader = Reader { bytes: self.bytes, at: 0, path: Path::new("") };
+        matches!(self.kind, Kind::F32 | Kind::F64).then(|| {
+            (0..self.len).map_while(move |_| match reader.value(self.kind, "") {
+                Ok(Value::Float(x)) => Some(x),
+                _ => None,
+            })
+        })
+    }
+}
+
 impl<'a> Gguf<'a> {
     /// The string at `key`.
     pub fn text(&self, key: &str) -> Option<&'a str> {

@@ -9,6 +9,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
+use common::streamed;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::json;
@@ -57,20 +58,6 @@ fn strip_decoder() -> serde_json::Value {
 
 fn metaspace_decoder() -> serde_json::Value {
     json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true})
-}
-
-/// The pieces that the detokenizer emits, and each of them whole characters.
-fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
-    let mut detokenizer = Detokenizer::new(tokenizer, skip_special);
-    let mut text = String::new();
-    for &id in ids {
-        if let Some(piece) = detokenizer.push(id) {
-            assert!(!piece.is_empty());
-            text.push_str(&piece);
-        }
-    }
-    text.extend(detokenizer.finish());
-    text
 }
 
 #[test]
