@@ -102,12 +102,17 @@ fn judged_text_likelihood_equals_transformers_and_int8_activations_cost_little()
 
     let only_kv = CpuOptions { kv: KvType::F16, ..CpuOptions::default().exact() };
     let only_int8 = CpuOptions { kv: KvType::F32, ..CpuOptions::default() };
-    for (name, options, bound) in
-        [("f16 KV", only_kv, 1e-4), ("int8 activations", only_int8, 0.01), ("default", CpuOptions::default(), 0.01)]
-    {
+    for (name, options, bound) in [
+        ("f16 KV", only_kv, 1e-4),
+        ("int8 activations", only_int8, 0.01),
+        ("default", CpuOptions::default(), 0.01),
+    ] {
         let fast = log_probabilities(&mut engine(&model, &options), &tokens);
-        let kl: Vec<f64> =
-            exact.iter().zip(&fast).map(|(p, q)| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()).collect();
+        let kl: Vec<f64> = exact
+            .iter()
+            .zip(&fast)
+            .map(|(p, q)| p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum())
+            .collect();
         let mean = kl.iter().sum::<f64>() / kl.len() as f64;
         println!("{name}: mean KL {mean:.5} nats, largest {:.3}", kl.iter().copied().fold(0.0, f64::max));
         assert!(mean < bound, "{name}: mean KL {mean}");
