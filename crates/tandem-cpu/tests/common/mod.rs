@@ -13,7 +13,7 @@ use tandem_engine::sampler::uniform;
 use tandem_model::Weights;
 use tandem_model::decoder::{
     Activation, Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, QkNorm, QkNormOver, Rope, RopeScaling,
-    WeightRef,
+    WeightRef, WeightUse,
 };
 use tandem_model::format::Format;
 use tandem_model::weights::{Source, Tensor};
