@@ -138,6 +138,11 @@ impl Array<'_> {
             })
         })
     }
+
+    /// The elements as booleans; `None` if they are of another type.
+    pub fn flags(self) -> Option<impl Iterator<Item = bool>> {
+        (self.kind == Kind::Bool).then(|| self.bytes.iter().take(self.len).map(|byte| *byte != 0))
+    }
 }
 
 impl<'a> Gguf<'a> {

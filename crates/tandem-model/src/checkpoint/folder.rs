@@ -109,7 +109,8 @@ fn tensors(folder: &Path, architecture: &Architecture) -> Result<BTreeMap<String
         add_file(&path, architecture, &mut tensors)?;
     }
     for (name, shard) in &index {
-        if !tensors.contains_key(name) && !architecture.tolerates(name) {
+        let known = architecture.known_name(name.clone());
+        if !tensors.contains_key(&known) && !architecture.tolerates(&known) {
             let what = format!("tensor {name} should be in {shard}, but is not there");
             return Err(ModelError::malformed(&index_path, what, AGAIN));
         }
@@ -137,8 +138,9 @@ fn add_file(
 ) -> Result<(), ModelError> {
     let file = MappedFile::open(path)?;
     for entry in safetensors::parse(path, file.bytes())? {
+        let name = architecture.known_name(entry.name.clone());
         let Some(format) = entry.format() else {
-            if architecture.tolerates(&entry.name) {
+            if architecture.tolerates(&name) {
                 continue;
             }
             return Err(ModelError::unsupported(
@@ -150,7 +152,7 @@ fn add_file(
         };
         let values = Bytes { source: Source::Mapped(file.clone()), range: entry.range };
         let tensor = Tensor { format, shape: entry.shape, values, groups: None };
-        if tensors.insert(entry.name.clone(), tensor).is_some() {
+        if tensors.insert(name, tensor).is_some() {
             let what = format!("tensor {} is in another shard too", entry.name);
             return Err(ModelError::malformed(path, what, AGAIN));
         }
