@@ -108,6 +108,17 @@ fn gguf_equals_transformers_on_the_dequantized_weights() {
 }
 
 #[test]
+fn mlx_folder_equals_transformers_on_the_dequantized_weights() {
+    let folder = fixtures().join("mlx-llama-gqa");
+    let golden = Golden::open(&folder.join("golden.safetensors"));
+    let exact = worst(&folder, &golden, "", &options().exact());
+    let fast = worst(&folder, &golden, "", &options());
+    println!("MLX: relative error {exact:.2e} exact, {fast:.2e} with 8-bit activations and f16 KV");
+    assert!(exact < 1e-3, "{exact} exact");
+    assert!(fast < 5e-2, "{fast} with 8-bit activations");
+}
+
+#[test]
 fn gguf_and_safetensors_of_the_same_weights_give_the_same_logits() {
     let golden = Golden::open(&fixtures().join("llama-gqa/golden.safetensors"));
     let file = fixtures().join("gguf/llama-gqa-f16.gguf");
