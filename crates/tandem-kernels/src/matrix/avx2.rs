@@ -18,8 +18,10 @@ use crate::activations::{FloatRows, IntRows};
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
     x.check(out.len());
-    // SAFETY: the lengths were checked for all rows of `out`.
-    with_kind!(format, K => unsafe { int_panel::<K>(format.block_len() / BLOCK, panel, x, out) });
+    with_kind!(format, K => {
+        // SAFETY: the lengths were checked for all rows of `out`.
+        unsafe { int_panel::<K>(format.block_len() / BLOCK, panel, x, out) }
+    });
 }
 
 /// # Safety
@@ -118,10 +120,10 @@ unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
                     }
                 }
                 if shape.affine {
-                    for t in 0..T {
+                    for (t, acc) in acc.iter_mut().enumerate() {
                         let sums = _mm256_set1_ps(*x.sums.as_ptr().add((first + t) * blocks + b));
                         for h in 0..H {
-                            acc[t][h] = _mm256_fmadd_ps(scales[h].minimum, sums, acc[t][h]);
+                            acc[h] = _mm256_fmadd_ps(scales[h].minimum, sums, acc[h]);
                         }
                     }
                 }
@@ -401,8 +403,10 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
 pub(super) fn decode_unit(format: Format, unit: &[u8], out: &mut [f32]) {
     assert!(unit.len() == unit_bytes(format) && out.len() == format.block_len() * PANEL, "unit");
     let (blocks, _) = out.as_chunks_mut();
-    // SAFETY: the unit is whole, and `blocks` are as many as it has.
-    with_kind!(format, K => unsafe { decode_blocks::<K>(unit, blocks) });
+    with_kind!(format, K => {
+        // SAFETY: the unit is whole, and `blocks` are as many as it has.
+        unsafe { decode_blocks::<K>(unit, blocks) }
+    });
 }
 
 /// # Safety

@@ -22,8 +22,10 @@ use crate::activations::{FloatRows, IntRows};
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
     x.check(out.len());
-    // SAFETY: the lengths were checked for all rows of `out`.
-    with_kind!(format, K => unsafe { int_rows::<K>(format.block_len() / BLOCK, panel, x, out) });
+    with_kind!(format, K => {
+        // SAFETY: the lengths were checked for all rows of `out`.
+        unsafe { int_rows::<K>(format.block_len() / BLOCK, panel, x, out) }
+    });
 }
 
 /// # Safety

@@ -19,8 +19,7 @@ use crate::weights::{Bytes, Groups, Tensor};
 pub(crate) const KEYS: [&str; 2] = ["quantization", "quantization_config"];
 
 /// What all messages end with.
-const HINT: &str =
-    "Tandem reads MLX's affine quantization of 4 and 8 bits in groups of 32, 64 and 128; convert the model to one of these";
+const HINT: &str = "Tandem reads MLX's affine quantization of 4 and 8 bits in groups of 32, 64 and 128; convert the model to one of these";
 
 /// The quantization of a folder.
 #[derive(Debug)]
@@ -170,7 +169,12 @@ impl Width {
         let Some(affine) = affine else {
             let value = format!("{} with scales of {}", biases.format.name(), scales.format.name());
             let hint = "scales and biases must have the same type";
-            return Err(ModelError::unsupported(config_path, format!("type of {module}.biases"), value, hint));
+            return Err(ModelError::unsupported(
+                config_path,
+                format!("type of {module}.biases"),
+                value,
+                hint,
+            ));
         };
         Ok(Tensor {
             format: Format::Affine(affine),
