@@ -127,6 +127,24 @@ impl<'a> Array<'a> {
     }
 }
 
+impl Array<'_> {
+    /// The elements as floating-point numbers; `None` if they are of another type.
+    pub fn floats(self) -> Option<impl Iterator<Item = f64>> {
+        let mut reader = Reader { bytes: self.bytes, at: 0, path: Path::new("") };
+        matches!(self.kind, Kind::F32 | Kind::F64).then(|| {
+            (0..self.len).map_while(move |_| match reader.value(self.kind, "") {
+                Ok(Value::Float(x)) => Some(x),
+                _ => None,
+            })
+        })
+    }
+
+    /// The elements as booleans; `None` if they are of another type.
+    pub fn flags(self) -> Option<impl Iterator<Item = bool>> {
+        (self.kind == Kind::Bool).then(|| self.bytes.iter().take(self.len).map(|byte| *byte != 0))
+    }
+}
+
 impl<'a> Gguf<'a> {
     /// The string at `key`.
     pub fn text(&self, key: &str) -> Option<&'a str> {
@@ -148,6 +166,8 @@ impl<'a> Gguf<'a> {
     pub fn token_id(&self, which: &str) -> Option<u32> {
         match self.metadata.get(format!("tokenizer.ggml.{which}_token_id").as_str()) {
             Some(Value::Unsigned(id)) => u32::try_from(*id).ok(),
+            // Some converters write every integer signed.
+            Some(Value::Signed(id)) => u32::try_from(*id).ok(),
             _ => None,
         }
     }

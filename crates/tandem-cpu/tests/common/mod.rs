@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod golden;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -71,7 +71,10 @@ fn below(path: &Path, gguf: &Gguf<'_>, prefix: &str) -> Config {
             Value::Float(x) => x.into(),
             Value::Bool(flag) => flag.into(),
             Value::Text(text) => text.into(),
-            Value::Array(array) => Json::String(format!("(a list of {})", array.len)),
+            Value::Array(array) => match array.flags() {
+                Some(flags) => flags.collect(),
+                None => Json::String(format!("(a list of {})", array.len)),
+            },
         };
         Some((key.to_owned(), value))
     });
