@@ -60,6 +60,16 @@ fn gguf_equals_transformers_on_the_dequantized_weights() {
 }
 
 #[test]
+fn mlx_folder_is_near_transformers_with_8_bit_activations() {
+    let folder = fixtures().join("mlx-llama-gqa");
+    let golden = Golden::open(&folder.join("golden.safetensors"));
+    let (decoder, weights) = Checkpoint::open_network(&folder).unwrap();
+    let fast = error(&decoder, &weights, &golden, "", &options());
+    println!("MLX: relative error {fast:.2e} with 8-bit activations and f16 KV");
+    assert!(fast < 5e-2, "{fast} with 8-bit activations");
+}
+
+#[test]
 fn gguf_and_safetensors_of_the_same_weights_give_the_same_logits() {
     let golden = Golden::open(&fixtures().join("llama-gqa/golden.safetensors"));
     let file = fixtures().join("gguf/llama-gqa-f16.gguf");
