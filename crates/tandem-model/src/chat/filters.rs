@@ -4,6 +4,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value};
 
 use super::python::invalid;
+use super::source::JOINED;
 
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter("default", default);
@@ -13,6 +14,11 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter("int", int);
     environment.add_filter("round", round);
     environment.add_filter("truncate", truncate);
+    environment.add_filter(JOINED, |_: Value| -> Result<Value, Error> {
+        Err(invalid(
+            "what is added to a text from `safe` or `escape` is escaped in Python; Tandem cannot do that",
+        ))
+    });
     // Python looks for an attribute, which a dictionary's entries are not; minijinja for an entry.
     environment.remove_filter("attr");
 }
@@ -26,7 +32,8 @@ pub(super) struct Arguments {
 impl Arguments {
     pub(super) fn new(mut values: Vec<Value>) -> Result<Self, Error> {
         let named = values.pop_if(|last| last.is_kwargs());
-        let named = named.map_or_else(|| Ok(Kwargs::from_iter::<[(String, Value); 0]>([])), Kwargs::try_from)?;
+        let named =
+            named.map_or_else(|| Ok(Kwargs::from_iter::<[(String, Value); 0]>([])), Kwargs::try_from)?;
         Ok(Self { positional: values, named })
     }
 
@@ -51,7 +58,10 @@ impl Arguments {
     /// The end of the list: what was not asked for is an error.
     pub(super) fn done(&self, most: usize) -> Result<(), Error> {
         if self.positional.len() > most {
-            return Err(invalid(format!("{} arguments are more than the {most} there are", self.positional.len())));
+            return Err(invalid(format!(
+                "{} arguments are more than the {most} there are",
+                self.positional.len()
+            )));
         }
         self.named.assert_all_used()
     }

@@ -133,24 +133,26 @@ fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Vec<String>, Er
             let separator = separator.as_str().filter(|separator| !separator.is_empty());
             let separator = separator.ok_or_else(|| invalid("split wants a separator that is a text"))?;
             let pieces = most.saturating_add(1);
-            if from_right { text.rsplitn(pieces, separator).collect() } else { text.splitn(pieces, separator).collect() }
+            if from_right {
+                text.rsplitn(pieces, separator).collect()
+            } else {
+                text.splitn(pieces, separator).collect()
+            }
         }
         None => {
-            let (mut rest, mut parts) = (text.trim(), Vec::new());
+            let keep = if from_right { str::trim_end } else { str::trim_start };
+            let (mut rest, mut parts) = (keep(text), Vec::new());
             while !rest.is_empty() {
-                let cut = if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
+                let cut =
+                    if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
                 let Some(cut) = cut.filter(|_| parts.len() < most) else {
                     parts.push(rest);
                     break;
                 };
                 let (left, right) = rest.split_at(cut);
-                if from_right {
-                    parts.push(right.trim_start());
-                    rest = left.trim_end();
-                } else {
-                    parts.push(left);
-                    rest = right.trim_start();
-                }
+                let (part, others) = if from_right { (right.trim_start(), left) } else { (left, right) };
+                parts.push(part);
+                rest = keep(others);
             }
             parts
         }
