@@ -77,7 +77,7 @@ pub fn start(checkpoint: &Checkpoint, args: &EngineArgs, context: usize) -> anyh
 /// How to choose tokens: what the user says, else what the checkpoint says, else Tandem's own defaults.
 ///
 /// A checkpoint that says anything is taken at its word: what it leaves out is off, as its authors measured it.
-pub fn sampling(args: &SamplingArgs, checkpoint: &GenerationConfig, seed: u64) -> SampleSpec {
+pub fn sampling(args: &SamplingArgs, checkpoint: &GenerationConfig) -> SampleSpec {
     let GenerationConfig { do_sample, temperature, top_p, top_k, min_p, repetition_penalty, .. } = checkpoint;
     let silent =
         do_sample.is_none() && temperature.is_none() && top_p.is_none() && top_k.is_none() && min_p.is_none();
@@ -95,7 +95,7 @@ pub fn sampling(args: &SamplingArgs, checkpoint: &GenerationConfig, seed: u64) -
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
         logit_bias: args.logit_bias.clone(),
-        seed,
+        seed: args.seed,
         ..SampleSpec::greedy()
     }
 }
@@ -123,7 +123,7 @@ mod tests {
     fn spec(flags: &[&str], checkpoint: &GenerationConfig) -> SampleSpec {
         let cli = Cli::try_parse_from(["tandem", "run", "m", "p"].iter().chain(flags)).unwrap();
         let Command::Run(args) = cli.command else { panic!("not run") };
-        sampling(&args.sampling, checkpoint, 1)
+        sampling(&args.sampling, checkpoint)
     }
 
     #[test]

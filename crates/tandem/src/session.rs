@@ -1,6 +1,5 @@
 //! A loaded model and what a command's flags fix for all of its answers.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use tandem_engine::{Capabilities, SampleSpec};
@@ -34,10 +33,9 @@ impl Session {
     ) -> anyhow::Result<Self> {
         let actor = model::start(&checkpoint, &args.engine, context)?;
         let capabilities = actor.handle().ready()?;
-        let seed = args.sampling.seed.unwrap_or_else(random_seed);
         let sample = SampleSpec {
             top_logprobs: args.output.logprobs,
-            ..model::sampling(&args.sampling, &checkpoint.generation, seed)
+            ..model::sampling(&args.sampling, &checkpoint.generation)
         };
         let stop_tokens =
             if args.answer.ignore_eos { Vec::new() } else { checkpoint.generation.eos_token_ids.clone() };
@@ -102,10 +100,4 @@ impl Session {
         }
         anyhow::bail!("the answer broke off")
     }
-}
-
-/// A seed that is easy to type again.
-fn random_seed() -> u64 {
-    // The standard library keys its hash maps from the system's entropy.
-    RandomState::new().hash_one(()) >> 32
 }

@@ -15,7 +15,7 @@ use crate::error::ModelError;
 use crate::generation::{GenerationConfig, token_ids};
 use crate::safetensors;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{MappedFile, Source, Tensor, Weights};
+use crate::weights::{Bytes, MappedFile, Source, Tensor, Weights};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -109,7 +109,8 @@ fn tensors(folder: &Path, architecture: &Architecture) -> Result<BTreeMap<String
         add_file(&path, architecture, &mut tensors)?;
     }
     for (name, shard) in &index {
-        if !tensors.contains_key(name) && !architecture.tolerates(name) {
+        let known = architecture.known_name(name.clone());
+        if !tensors.contains_key(&known) && !architecture.tolerates(&known) {
             let what = format!("tensor {name} should be in {shard}, but is not there");
             return Err(ModelError::malformed(&index_path, what, AGAIN));
         }
@@ -137,8 +138,9 @@ fn add_file(
 ) -> Result<(), ModelError> {
     let file = MappedFile::open(path)?;
     for entry in safetensors::parse(path, file.bytes())? {
+        let name = architecture.known_name(entry.name.clone());
         let Some(format) = entry.format() else {
-            if architecture.tolerates(&entry.name) {
+            if architecture.tolerates(&name) {
                 continue;
             }
             return Err(ModelError::unsupported(
@@ -148,9 +150,9 @@ fn add_file(
                 "Tandem reads F32, F16 and BF16; convert the model to one of these",
             ));
         };
-        let tensor =
-            Tensor { format, shape: entry.shape, source: Source::Mapped(file.clone()), range: entry.range };
-        if tensors.insert(entry.name.clone(), tensor).is_some() {
+        let values = Bytes { source: Source::Mapped(file.clone()), range: entry.range };
+        let tensor = Tensor { format, shape: entry.shape, values, groups: None };
+        if tensors.insert(name, tensor).is_some() {
             let what = format!("tensor {} is in another shard too", entry.name);
             return Err(ModelError::malformed(path, what, AGAIN));
         }
@@ -170,7 +172,7 @@ fn drop_redundant_head(
         return Ok(());
     }
     let (Some(head), Some(embedding)) = (tensors.get(HEAD), tensors.get(embedding)) else { return Ok(()) };
-    if head.bytes() != embedding.bytes() {
+    if !head.parts().map(Bytes::as_slice).eq(embedding.parts().map(Bytes::as_slice)) {
         return Err(ModelError::unsupported(
             &folder.join(CONFIG),
             "tie_word_embeddings",

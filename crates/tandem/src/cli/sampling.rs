@@ -1,3 +1,5 @@
+use std::hash::{BuildHasher, RandomState};
+
 use clap::Args;
 
 /// How tokens are chosen. What is not given comes from the checkpoint's generation_config.json.
@@ -36,9 +38,17 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "ID=V", value_parser = bias)]
     pub logit_bias: Vec<(u32, f32)>,
 
-    /// The same seed gives the same answer [default: random]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
+    /// The same seed gives the same answer; `random` takes another one each time
+    #[arg(long, value_name = "N|random", default_value = "0", value_parser = seed)]
+    pub seed: u64,
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    if text == "random" {
+        // The standard library keys its hash maps from the system's entropy. Half of it is easier to type again.
+        return Ok(RandomState::new().hash_one(()) >> 32);
+    }
+    text.parse().map_err(|_| format!("give a number from 0 to {}, or `random`", u64::MAX))
 }
 
 fn bias(text: &str) -> Result<(u32, f32), String> {
@@ -50,6 +60,13 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_seed_is_a_number_or_random() {
+        assert_eq!(seed("7"), Ok(7));
+        assert_ne!(seed("random"), seed("random"));
+        assert!(seed("-1").is_err());
+    }
 
     #[test]
     fn a_bias_is_an_id_and_a_number() {

@@ -1,6 +1,8 @@
 //! The whole command line, as a process, on a tiny random checkpoint. What it says is nonsense, but how it says it is
 //! all there.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod bad_input;
 mod help;
 mod models;
