@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::golden::{Golden, error, fixtures, options};
+use common::golden::{Golden, TOLERANCE, error, fixtures, options};
 use tandem_cpu::CpuOptions;
 use tandem_engine::KvType;
 use tandem_model::Checkpoint;
@@ -29,7 +29,7 @@ fn every_folder_equals_transformers() {
         let half = CpuOptions { kv: KvType::F16, ..options().exact() };
         let half_kv = error(&decoder, &weights, &golden, "", &half);
         println!("{name}: relative error {exact:.2e} in f32, {half_kv:.2e} with an f16 KV cache");
-        if !(exact < 1e-3 && half_kv < 5e-3) {
+        if !(exact < TOLERANCE && half_kv < 5e-3) {
             wrong.push(name);
         }
     }
@@ -46,7 +46,19 @@ fn gguf_equals_transformers_on_the_dequantized_weights() {
         let exact = error(&decoder, &weights, &golden, &prefix, &options().exact());
         let fast = error(&decoder, &weights, &golden, &prefix, &options());
         println!("{format}: relative error {exact:.2e} exact, {fast:.2e} with 8-bit activations and f16 KV");
-        assert!(exact < 1e-3, "{format}: {exact} exact");
+        assert!(exact < TOLERANCE, "{format}: {exact} exact");
         assert!(fast < 5e-2, "{format}: {fast} with 8-bit activations");
+    }
+}
+
+#[test]
+fn gguf_files_of_llama_cpp_equal_transformers() {
+    for name in ["qwen2-yarn", "qwen3", "gemma3-vision", "phi3-longrope", "smollm3", "olmo2", "granite"] {
+        let golden = Golden::open(&fixtures().join(name).join("golden.safetensors"));
+        let file = fixtures().join(format!("gguf/{name}.gguf"));
+        let Checkpoint { decoder, weights, .. } = Checkpoint::open(&file).unwrap();
+        let exact = error(&decoder, &weights, &golden, "", &options().exact());
+        println!("{name}: relative error {exact:.2e}");
+        assert!(exact < TOLERANCE, "{name}: {exact}");
     }
 }
