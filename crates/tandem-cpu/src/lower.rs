@@ -5,7 +5,7 @@
 
 use tandem_engine::EngineError;
 use tandem_kernels::math::Activation;
-use tandem_kernels::matrix::{PANEL, PackedMatrix, Target};
+use tandem_kernels::matrix::{PackedMatrix, Target};
 use tandem_kernels::team::Team;
 use tandem_model::Weights;
 use tandem_model::decoder::{self, Decoder, Mixer, WeightRef};
@@ -123,8 +123,8 @@ pub(crate) fn packed_bytes(
     matrices(decoder).try_fold(0, |total, (weight, is_head)| {
         let matrix = weights.matrix(weight)?;
         let format = target(quant, &matrix, is_head).map_or(matrix.format, Target::format);
-        let row = format.row_bytes(matrix.cols).unwrap_or(0) as u64;
-        Ok(total + row * matrix.rows.next_multiple_of(PANEL) as u64)
+        let bytes = PackedMatrix::packed_bytes(format, matrix.rows, matrix.cols);
+        Ok(total + bytes.unwrap_or(0) as u64)
     })
 }
 

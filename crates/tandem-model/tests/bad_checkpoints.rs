@@ -89,8 +89,8 @@ fn architectures_and_keys() {
         &["logit_bias_scale = 2.5", "does not know this key"],
     );
     says(
-        with_config(|c| c["quantization_config"] = json!({"bits": 4})),
-        &["quantization_config = {\"bits\":4}"],
+        with_config(|c| c["quantization_config"] = json!({"bits": 4, "quant_method": "gptq"})),
+        &["quantization_config.quant_method = \"gptq\"", "MLX"],
     );
     says(with_config(|c| c["hidden_act"] = json!("gelu")), &["hidden_act = \"gelu\""]);
     says(with_config(|c| c["pretraining_tp"] = json!(2)), &["pretraining_tp = 2"]);
