@@ -115,10 +115,10 @@ impl Timeline {
                 }
             }
             Op::Truncate(which, len) if !self.live.is_empty() => {
-                let live = which.get(&self.live).clone();
-                let len = len.index(live.tokens.len() + 1);
-                assert!(self.engine.truncate(live.seq, len).unwrap());
-                self.live[which.index(self.live.len())].tokens.truncate(len);
+                let i = which.index(self.live.len());
+                let len = len.index(self.live[i].tokens.len() + 1);
+                assert!(self.engine.truncate(self.live[i].seq, len).unwrap());
+                self.live[i].tokens.truncate(len);
             }
             Op::RoundTrip(which) if !self.live.is_empty() => {
                 let i = which.index(self.live.len());
