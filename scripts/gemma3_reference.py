@@ -80,7 +80,7 @@ def load(path: Path) -> Gemma3ForCausalLM:
         network = Gemma3ForCausalLM(config)
     network.to_empty(device="cpu")
     state = {}
-    for name in [name for name, _ in network.named_parameters()]:
+    for name in [name for name, _ in network.named_parameters() if name != "lm_head.weight"]:
         tensor = tensors.pop(gguf_name(name))
         weight = torch.from_numpy(np.array(quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
         # The file holds 1 + w.
@@ -94,7 +94,8 @@ def load(path: Path) -> Gemma3ForCausalLM:
 
 
 def encode(tool: str, model: Path, text: str) -> list[int]:
-    out = subprocess.run([tool, "-m", model, "--ids", "--log-disable", "--stdin"], input=text, text=True, capture_output=True, check=True)
+    command = [tool, "-m", model, "--ids", "--log-disable", "--stdin"]
+    out = subprocess.run(command, input=text, text=True, capture_output=True, check=True)
     return json.loads(out.stdout.strip().splitlines()[-1])
 
 
