@@ -132,6 +132,17 @@ impl Array<'_> {
     pub fn flags(self) -> Option<impl Iterator<Item = bool>> {
         (self.kind == Kind::Bool).then(|| self.bytes.iter().take(self.len).map(|byte| *byte != 0))
     }
+
+    /// The elements as floating-point numbers; `None` if they are of another type.
+    pub fn floats(self) -> Option<impl Iterator<Item = f64>> {
+        let mut reader = Reader { bytes: self.bytes, at: 0, path: Path::new("") };
+        matches!(self.kind, Kind::F32 | Kind::F64).then(|| {
+            (0..self.len).map_while(move |_| match reader.value(self.kind, "") {
+                Ok(Value::Float(x)) => Some(x),
+                _ => None,
+            })
+        })
+    }
 }
 
 impl<'a> Gguf<'a> {

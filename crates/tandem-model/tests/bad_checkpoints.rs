@@ -430,20 +430,31 @@ fn gguf_tokenizers() {
     };
     fn gpt2(file: Gguf, tokens: &[&str], merges: &[&str]) -> Gguf {
         file.text("tokenizer.ggml.model", "gpt2")
+            .text("tokenizer.ggml.pre", "gpt-2")
             .texts("tokenizer.ggml.tokens", tokens)
             .texts("tokenizer.ggml.merges", merges)
     }
     assert!(model(|f| gpt2(f, &["a", "b"], &[])).is_ok());
     says(model(|f| f), &["no tokenizer"]);
-    says(model(|f| f.text("tokenizer.ggml.model", "llama")), &["tokenizer.ggml.model = llama", "gpt2"]);
+    says(
+        model(|f| f.text("tokenizer.ggml.model", "bert")),
+        &["tokenizer.ggml.model = bert", "gpt2 and llama"],
+    );
     says(model(|f| f.text("tokenizer.ggml.model", "gpt2")), &["tokenizer.ggml.tokens is no list"]);
     says(model(|f| gpt2(f, &["a"], &[])), &["1 tokens", "2 embeddings"]);
     says(model(|f| gpt2(f, &["a", "a"], &[])), &["tokens 0 and 1 are both spelled \"a\""]);
     says(model(|f| gpt2(f, &["a", "b"], &["ab"])), &["the merge \"ab\" is no pair"]);
     says(model(|f| gpt2(f, &["a", "b"], &["a b"])), &["model.gguf", "a and b"]);
     says(
-        model(|f| gpt2(f, &["a", "b"], &[]).text("tokenizer.ggml.pre", "tekken")),
-        &["tokenizer.ggml.pre = tekken"],
+        model(|f| {
+            let f = f.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "viking");
+            f.texts("tokenizer.ggml.tokens", &["a", "b"])
+        }),
+        &["tokenizer.ggml.pre = viking", "tekken"],
+    );
+    says(
+        model(|f| f.text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", &["a", "b"])),
+        &["tokenizer.ggml.pre = absent"],
     );
     says(
         model(|f| gpt2(f, &["a", "b"], &[]).u32("tokenizer.ggml.bos_token_id", 2)),

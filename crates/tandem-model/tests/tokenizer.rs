@@ -9,6 +9,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
+use common::{find, judged, streamed};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::json;
@@ -57,20 +58,6 @@ fn strip_decoder() -> serde_json::Value {
 
 fn metaspace_decoder() -> serde_json::Value {
     json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true})
-}
-
-/// The pieces that the detokenizer emits, and each of them whole characters.
-fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
-    let mut detokenizer = Detokenizer::new(tokenizer, skip_special);
-    let mut text = String::new();
-    for &id in ids {
-        if let Some(piece) = detokenizer.push(id) {
-            assert!(!piece.is_empty());
-            text.push_str(&piece);
-        }
-    }
-    text.extend(detokenizer.finish());
-    text
 }
 
 #[test]
@@ -157,24 +144,6 @@ proptest! {
             Ok(())
         })?;
     }
-}
-
-/// Whether a judged test may run; a missing file is a loud skip.
-fn judged(what: &str, found: Option<PathBuf>) -> Option<PathBuf> {
-    if found.is_none() {
-        assert!(std::env::var_os("TANDEM_NO_SKIP").is_none(), "{what} is not here");
-        eprintln!("SKIPPED: {what} is not here");
-    }
-    found
-}
-
-fn find(folder: &Path, ending: &str) -> Option<PathBuf> {
-    let mut entries: Vec<PathBuf> =
-        std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
-    entries.sort();
-    entries.into_iter().find_map(|path| {
-        if path.is_dir() { find(&path, ending) } else { path.to_str()?.ends_with(ending).then_some(path) }
-    })
 }
 
 fn smollm2() -> Option<PathBuf> {

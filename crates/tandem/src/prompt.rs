@@ -85,7 +85,7 @@ pub fn encode(checkpoint: &Checkpoint, messages: &[Message], raw: bool) -> anyho
             Ok(tokenizer.encode(&chat.render(messages, &options)?, false)?)
         }
         _ => {
-            let text = messages.last().and_then(|m| m.content.as_str()).unwrap_or_default();
+            let text = messages.last().and_then(|m| m.content.as_ref()?.as_str()).unwrap_or_default();
             Ok(tokenizer.encode(text, true)?)
         }
     }
