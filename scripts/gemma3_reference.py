@@ -101,12 +101,13 @@ def encode(tool: str, model: Path, text: str) -> list[int]:
 
 @torch.no_grad()
 def greedy(network, ids: list[int]) -> tuple[list[int], list[list]]:
-    out, top2, row = [], [], torch.tensor([ids])
+    out, top2, row, cache = [], [], torch.tensor([ids]), None
     while len(out) < STEPS and network.config.eos_token_id not in out:
-        top = network(row, use_cache=False, logits_to_keep=1).logits[0, -1].topk(2)
+        result = network(row, cache=cache, use_cache=True, logits_to_keep=1)
+        cache, top = result.cache, result.logits[0, -1].topk(2)
         top2.append([[i, round(v, 4)] for v, i in zip(top.values.tolist(), top.indices.tolist())])
         out.append(top.indices[0].item())
-        row = torch.cat([row, top.indices[:1][None]], dim=1)
+        row = top.indices[:1][None]
     return out, top2
 
 
