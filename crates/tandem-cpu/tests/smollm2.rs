@@ -71,10 +71,22 @@ fn log_probabilities(engine: &mut CpuEngine, tokens: &[u32]) -> Vec<Vec<f64>> {
     out
 }
 
-#[test]
-fn judged_greedy_tokens_equal_transformers_and_llama_cpp() {
-    let Some(model) = model() else { return };
-    let mut engine = engine(&model, &CpuOptions::default().exact());
+/// The Hugging Face folder with the GGUF's dequantized weights, made by Python's `gguf` once.
+fn folder() -> PathBuf {
+    let home = PathBuf::from(std::env::var_os("TANDEM_HOME").unwrap());
+    let folder = home.join("smollm2-f32");
+    if !folder.join("model.safetensors").exists() {
+        let python = std::env::var_os("TANDEM_JUDGE_PYTHON").expect("TANDEM_JUDGE_PYTHON in the judged tier");
+        let script = fixture("../scripts/smollm2_folder.py");
+        let gguf = home.join("models/smollm2.gguf");
+        let status = std::process::Command::new(python).arg(script).arg(gguf).arg(&folder).status().unwrap();
+        assert!(status.success());
+    }
+    folder
+}
+
+fn greedy_equals_the_references(model: &Checkpoint) {
+    let mut engine = engine(model, &CpuOptions::default().exact());
     let llama_cpp = &json("smollm2/greedy_llama_cpp.json")["f32"];
     for prompt in json("smollm2/greedy.json").as_array().unwrap() {
         let name = prompt["name"].as_str().unwrap();
@@ -84,6 +96,20 @@ fn judged_greedy_tokens_equal_transformers_and_llama_cpp() {
         assert_eq!(tokens, ids(&prompt["greedy"]), "{name}: against transformers");
         assert_eq!(tokens, ids(&llama_cpp[name]), "{name}: against llama.cpp on the dequantized weights");
     }
+}
+
+#[test]
+fn judged_greedy_tokens_of_the_gguf_equal_transformers_and_llama_cpp() {
+    let Some(model) = model() else { return };
+    greedy_equals_the_references(&model);
+}
+
+#[test]
+fn judged_greedy_tokens_of_the_dequantized_folder_equal_transformers_and_llama_cpp() {
+    if model().is_none() {
+        return;
+    }
+    greedy_equals_the_references(&Checkpoint::open(&folder()).unwrap());
 }
 
 #[test]
