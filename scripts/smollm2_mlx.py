@@ -5,7 +5,8 @@
 
 Needs `mlx`, `mlx-cpu` (on Linux) and `mlx-lm`. HF_FOLDER is what smollm2_folder.py writes; OUT is its affine 4-bit form in
 groups of 64, embedding included, 84 MB and never committed. The folder is f32, so are scales and biases, and mlx-lm
-computes in f32 with a KV cache in f32.
+computes in f32 with a KV cache in f32. mlx-lm 0.32 does not read transformers 5's `rope_parameters` for this
+architecture, and would fall back to a base of 10000 without a word: config.json is written in the spelling it knows.
 
 Writes fixtures/smollm2/greedy_mlx.json: for each prompt of greedy.json, up to 32 greedy ids, ending with the end token
 where it comes sooner, and the gap between the two highest log-probabilities at each step, so that a near tie shows. MLX's
@@ -34,10 +35,18 @@ def greedy(model, ids: list[int], end: int) -> tuple[list[int], list[float]]:
     return tokens, gaps
 
 
+def make(source: Path, folder: Path) -> None:
+    convert(str(source), mlx_path=str(folder), quantize=True, q_bits=4, q_group_size=64)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    path.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n")
+
+
 def main() -> None:
     command, first, second = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     if command == "convert":
-        convert(str(first), mlx_path=str(second), quantize=True, q_bits=4, q_group_size=64)
+        make(first, second)
         return
     model, tokenizer = load(str(first))
     folder = second / "smollm2"

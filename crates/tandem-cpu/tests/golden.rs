@@ -60,7 +60,7 @@ fn gguf_equals_transformers_on_the_dequantized_weights() {
 }
 
 #[test]
-fn mlx_folder_equals_transformers_on_the_dequantized_weights() {
+fn mlx_folder_is_near_transformers_with_8_bit_activations() {
     let folder = fixtures().join("mlx-llama-gqa");
     let golden = Golden::open(&folder.join("golden.safetensors"));
     let (decoder, weights) = Checkpoint::open_network(&folder).unwrap();

@@ -43,34 +43,15 @@ pub(super) fn network(folder: &Path) -> Result<(Decoder, Arc<Weights>), ModelErr
     let config_path = folder.join(CONFIG);
     let config_json = read(&config_path)?.ok_or_else(|| missing_config(folder))?;
     let (architecture, decoder) = arch::decoder_from_config(&config_path, &config_json)?;
-    let quantization = Quantization::read(&Config::parse(&config_path, &config_json)?)?;
+    let quantization = Quantization::read(&Config::parse(&config_path, &config_json)?, architecture)?;
     let Stored { mut tensors, packed } = stored(folder, architecture, quantization.is_some())?;
     if let Some(quantization) = quantization {
         quantization.join(&config_path, packed, &mut tensors)?;
     }
-    let mut tensors = known_names(folder, architecture, tensors)?;
     drop_redundant_head(folder, &decoder, &mut tensors)?;
     let weights = Weights::new(tensors);
     verify(&decoder, &weights, architecture)?;
     Ok((decoder, Arc::new(weights)))
-}
-
-/// The tensors by the names that the decoder knows.
-fn known_names(
-    folder: &Path,
-    architecture: &Architecture,
-    stored: BTreeMap<String, Tensor>,
-) -> Result<BTreeMap<String, Tensor>, ModelError> {
-    let mut known = BTreeMap::new();
-    for (name, tensor) in stored {
-        let name = architecture.known_name(name);
-        if known.contains_key(&name) {
-            let what = format!("tensor {name} is there under two names");
-            return Err(ModelError::malformed(folder, what, AGAIN));
-        }
-        known.insert(name, tensor);
-    }
-    Ok(known)
 }
 
 /// A file's bytes, or `None` if it is not there.
@@ -141,7 +122,8 @@ fn stored(folder: &Path, architecture: &Architecture, quantized: bool) -> Result
         stored.add_file(&path, architecture, quantized)?;
     }
     for (name, shard) in &index {
-        if !stored.contains(name) && !architecture.tolerates(name) {
+        let known = architecture.known_name(name.clone());
+        if !stored.contains(&known) && !architecture.tolerates(&known) {
             let what = format!("tensor {name} should be in {shard}, but is not there");
             return Err(ModelError::malformed(&index_path, what, AGAIN));
         }
@@ -175,18 +157,21 @@ impl Stored {
     ) -> Result<(), ModelError> {
         let file = MappedFile::open(path)?;
         for entry in safetensors::parse(path, file.bytes())? {
-            if self.contains(&entry.name) {
-                let what = format!("tensor {} is in another shard too", entry.name);
+            let name = architecture.known_name(entry.name.clone());
+            if self.contains(&name) {
+                let what = format!("tensor {} is in another shard too, or there under another name", entry.name);
                 return Err(ModelError::malformed(path, what, AGAIN));
             }
             let format = entry.format();
             let bytes = Bytes { source: Source::Mapped(file.clone()), range: entry.range };
             if let Some(format) = format {
                 let tensor = Tensor { format, shape: entry.shape, values: bytes, groups: None };
-                self.tensors.insert(entry.name, tensor);
+                self.tensors.insert(name, tensor);
+            } else if architecture.tolerates(&name) {
+                continue;
             } else if quantized && entry.dtype == "U32" {
-                self.packed.insert(entry.name, Packed { shape: entry.shape, bytes });
-            } else if !architecture.tolerates(&entry.name) {
+                self.packed.insert(name, Packed { shape: entry.shape, bytes });
+            } else {
                 return Err(ModelError::unsupported(
                     path,
                     format!("type of tensor {}", entry.name),

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::arch::Architecture;
 use crate::config::Config;
 use crate::error::ModelError;
 use crate::format::{Affine, Format, ScaleType};
@@ -25,7 +26,7 @@ const HINT: &str = "Tandem reads MLX's affine quantization of 4 and 8 bits in gr
 #[derive(Debug)]
 pub(super) struct Quantization {
     default: Width,
-    /// By module; `None` for modules that are not quantized.
+    /// By the name of the module's weight; `None` for modules that are not quantized.
     modules: BTreeMap<String, Option<Width>>,
 }
 
@@ -49,16 +50,16 @@ impl Quantization {
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] or [`ModelError::Malformed`] naming the key.
-    pub fn read(config: &Config) -> Result<Option<Self>, ModelError> {
+    pub fn read(config: &Config, architecture: &Architecture) -> Result<Option<Self>, ModelError> {
         for key in KEYS {
             if let Some(settings) = config.object(key)? {
-                return Self::from_settings(&settings).map(Some);
+                return Self::from_settings(&settings, architecture).map(Some);
             }
         }
         Ok(None)
     }
 
-    fn from_settings(settings: &Config) -> Result<Self, ModelError> {
+    fn from_settings(settings: &Config, architecture: &Architecture) -> Result<Self, ModelError> {
         // How transformers names the formats of others: gptq, awq, bitsandbytes, fp8, ...
         if settings.get("quant_method").is_some() {
             return Err(settings.unsupported("quant_method", HINT));
@@ -77,7 +78,7 @@ impl Quantization {
                 }
                 _ => return Err(settings.unsupported(&module, HINT)),
             };
-            modules.insert(module, width);
+            modules.insert(architecture.known_name(format!("{module}.weight")), width);
         }
         Ok(Self { default, modules })
     }
@@ -97,7 +98,7 @@ impl Quantization {
             let Some(module) = name.strip_suffix(".weight") else {
                 return Err(refused(format!("type of tensor {name}"), "U32"));
             };
-            let width = match self.modules.get(module) {
+            let width = match self.modules.get(&name) {
                 Some(Some(width)) => *width,
                 Some(None) => return Err(refused(format!("quantization.{module}"), "false")),
                 None => self.default,
