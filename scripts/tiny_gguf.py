@@ -3,7 +3,7 @@
     python scripts/tiny_gguf.py fixtures
 
 Needs `gguf` besides what golden.py needs; run golden.py and tiny_tokenizer.py first. Writes
-OUT/gguf/llama-gqa-{f16,q8_0,q4_0,q4_1}.gguf as llama.cpp's converter lays a Llama checkpoint out: matrices in the
+OUT/gguf/llama-gqa-{f16,q8_0,q4_0,q4_1,q5_0,q5_1}.gguf as llama.cpp's converter lays a Llama checkpoint out: matrices in the
 file's type, norms in f32, the rows of q and k permuted from the half-split rope order to the interleaved one.
 
 OUT/gguf/golden.safetensors holds ids.i and positions.i as in golden.py, and TYPE.logits.i and TYPE.greedy.i: what
@@ -26,6 +26,8 @@ TYPES = {
     "q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
     "q4_1": (GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1),
+    "q5_0": (GGMLQuantizationType.Q5_0, LlamaFileType.MOSTLY_Q5_0),
+    "q5_1": (GGMLQuantizationType.Q5_1, LlamaFileType.MOSTLY_Q5_1),
 }
 
 NAMES = {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tandem_engine::checks::{SeqState, check_step, fits_context};
 use tandem_engine::{
     AdapterId, Capabilities, Engine, EngineError, EngineFactory, Fork, Input, Kind, KvSnapshot, KvType,
-    LayerKv, Logits, Memory, Row, RowOut, SeqBytes, SeqId, Ticket, Want, Which, sampler,
+    LayerKv, Logits, Memory, Row, RowOut, SeqBytes, SeqId, Ticket, Want, Which,
 };
 use tandem_kernels::kv::{self, KV_BLOCK, KvLayout};
 use tandem_kernels::team::Team;
@@ -15,8 +15,9 @@ use tandem_model::decoder::{Decoder, Mixer};
 
 use crate::blocks::{BlockId, Blocks, blocks_for};
 use crate::forward::{Forward, Part};
-use crate::lower::{lower, packed_bytes, rope_fingerprint, supports};
+use crate::lower::{lower, packed_bytes, supports};
 use crate::memory::available_memory;
+use crate::turns::{Ropes, Turns};
 
 /// Told the share of loading that is done, from 0 to 1.
 pub type LoadProgress = Box<dyn FnMut(f32) + Send>;
@@ -103,6 +104,7 @@ struct Sequence {
     max_len: usize,
     tokens: Vec<u32>,
     blocks: Vec<BlockId>,
+    turns: Arc<Turns>,
     sampled: Option<u32>,
 }
 
@@ -111,7 +113,7 @@ pub struct CpuEngine {
     capabilities: Capabilities,
     weights: Arc<Weights>,
     weight_bytes: u64,
-    rope: String,
+    ropes: Ropes,
     kv_type: KvType,
     forward: Forward,
     blocks: Blocks,
@@ -178,17 +180,10 @@ impl CpuEngine {
         Ok(Self {
             capabilities,
             weight_bytes,
-            rope: rope_fingerprint(&ropes),
+            ropes: Ropes::new(ropes),
             kv_type: options.kv,
             blocks: Blocks::new(layouts, available - weight_bytes - scratch),
-            forward: Forward::new(
-                model,
-                &ropes,
-                Arc::clone(&weights),
-                widths,
-                team,
-                options.quantize_activations,
-            ),
+            forward: Forward::new(model, Arc::clone(&weights), widths, team, options.quantize_activations),
             weights,
             sequences: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -201,9 +196,10 @@ impl CpuEngine {
         self.sequences.get(&seq).ok_or(EngineError::UnknownSequence(seq))
     }
 
-    fn insert(&mut self, max_len: usize, tokens: Vec<u32>, blocks: Vec<BlockId>) -> SeqId {
+    fn insert(&mut self, max_len: usize, turns: Arc<Turns>, tokens: Vec<u32>, blocks: Vec<BlockId>) -> SeqId {
         self.opened += 1;
-        self.sequences.insert(SeqId(self.opened), Sequence { max_len, tokens, blocks, sampled: None });
+        let sequence = Sequence { max_len, tokens, blocks, turns, sampled: None };
+        self.sequences.insert(SeqId(self.opened), sequence);
         SeqId(self.opened)
     }
 
@@ -241,17 +237,18 @@ impl CpuEngine {
     fn run(&mut self, rows: &[Row], counts: &[usize]) -> Result<Vec<RowOut>, EngineError> {
         let mut parts = Vec::with_capacity(rows.len());
         for (row, &count) in rows.iter().zip(counts) {
-            let Sequence { tokens, blocks, .. } =
+            let Sequence { tokens, blocks, turns, .. } =
                 self.sequences.get(&row.seq).ok_or(EngineError::UnknownSequence(row.seq))?;
             let logits = match row.want {
                 Want::Nothing => 0,
                 Want::Sample(_) | Want::Logits(Which::Last) => 1,
                 Want::Logits(Which::All) => count,
             };
-            parts.push(Part { tokens, count, blocks, logits });
+            parts.push(Part { tokens, count, blocks, logits, ropes: &turns.tables });
         }
-        let mut logits = self.forward.run(&parts, &mut self.blocks);
+        self.forward.run(&parts, &mut self.blocks);
         let wanted: Vec<usize> = parts.iter().map(|part| part.logits).collect();
+        let mut logits = self.forward.logits();
         let vocab = self.capabilities.vocab_size;
         let mut outputs = Vec::with_capacity(rows.len());
         for (row, wanted) in rows.iter().zip(wanted) {
@@ -259,7 +256,7 @@ impl CpuEngine {
             let (mine, rest) = logits.split_at(wanted * vocab);
             logits = rest;
             let sampled = match &row.want {
-                Want::Sample(spec) => sampler::sample(spec, mine, &sequence.tokens),
+                Want::Sample(spec) => self.forward.sample(spec, mine, &sequence.tokens),
                 _ => None,
             };
             sequence.sampled = sampled.as_ref().map(|sampled| sampled.token);
@@ -273,8 +270,8 @@ impl CpuEngine {
         Ok(outputs)
     }
 
-    fn check_snapshot(&self, snapshot: &KvSnapshot) -> Result<(), EngineError> {
-        snapshot.check_origin(self.weights.hash(), &self.rope)?;
+    fn check_snapshot(&self, snapshot: &KvSnapshot, turns: &Turns) -> Result<(), EngineError> {
+        snapshot.check_origin(self.weights.hash(), &turns.fingerprint)?;
         let vocab = self.capabilities.vocab_size;
         if let Some(&token) = snapshot.tokens.iter().find(|token| **token as usize >= vocab) {
             return Err(EngineError::TokenOutOfRange { token, vocab });
@@ -334,7 +331,8 @@ impl Engine for CpuEngine {
             });
         }
         self.check_max_len(0, max_len)?;
-        Ok(self.insert(max_len, Vec::new(), Vec::new()))
+        let turns = self.ropes.turns(max_len);
+        Ok(self.insert(max_len, turns, Vec::new(), Vec::new()))
     }
 
     fn len(&self, seq: SeqId) -> Result<usize, EngineError> {
@@ -378,9 +376,14 @@ impl Engine for CpuEngine {
         let len = source.tokens.len();
         let tokens = source.tokens.get(..at).ok_or(EngineError::BeyondEnd { seq, at, len })?.to_vec();
         self.check_max_len(at, max_len)?;
+        let turns = self.ropes.turns(max_len);
+        // Keys are cached after rope: under other factors they would be other keys.
+        if at > 0 && turns.fingerprint != source.turns.fingerprint {
+            return Ok(Fork::Inexact);
+        }
         let blocks = source.blocks[..blocks_for(at)].to_vec();
         blocks.iter().for_each(|block| self.blocks.hold(*block));
-        Ok(Fork::Exact(self.insert(max_len, tokens, blocks)))
+        Ok(Fork::Exact(self.insert(max_len, turns, tokens, blocks)))
     }
 
     fn truncate(&mut self, seq: SeqId, len: usize) -> Result<bool, EngineError> {
@@ -403,7 +406,7 @@ impl Engine for CpuEngine {
     }
 
     fn export(&mut self, seq: SeqId) -> Result<KvSnapshot, EngineError> {
-        let Sequence { tokens, blocks, .. } = self.seq(seq)?;
+        let Sequence { tokens, blocks, turns, .. } = self.seq(seq)?;
         let mut layers = Vec::with_capacity(self.blocks.layers().len());
         for (i, layout) in self.blocks.layers().iter().enumerate() {
             let row = layout.row_bytes();
@@ -422,13 +425,14 @@ impl Engine for CpuEngine {
                 v,
             });
         }
-        let (model, rope) = (self.weights.hash().to_owned(), self.rope.clone());
+        let (model, rope) = (self.weights.hash().to_owned(), turns.fingerprint.clone());
         Ok(KvSnapshot { model, adapter: None, rope, tokens: tokens.clone(), layers })
     }
 
     fn import(&mut self, snapshot: &KvSnapshot, max_len: usize) -> Result<SeqId, EngineError> {
         self.check_max_len(snapshot.tokens.len(), max_len)?;
-        self.check_snapshot(snapshot)?;
+        let turns = self.ropes.turns(max_len);
+        self.check_snapshot(snapshot, &turns)?;
         let count = blocks_for(snapshot.tokens.len());
         self.blocks.reserve(count)?;
         let blocks: Vec<BlockId> = (0..count).map(|_| self.blocks.take()).collect();
@@ -443,7 +447,7 @@ impl Engine for CpuEngine {
                 }
             }
         }
-        Ok(self.insert(max_len, snapshot.tokens.clone(), blocks))
+        Ok(self.insert(max_len, turns, snapshot.tokens.clone(), blocks))
     }
 
     fn memory(&self) -> Memory {

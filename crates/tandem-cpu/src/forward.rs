@@ -7,16 +7,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tandem_engine::{SampleSpec, Sampled, sampler};
 use tandem_kernels::activations::Activations;
 use tandem_kernels::attention::{AttentionRow, AttentionShape, attention};
+use tandem_kernels::elementwise;
 use tandem_kernels::kv::{KV_BLOCK, KvWrite, write_kv};
+use tandem_kernels::logits::argmax;
 use tandem_kernels::matrix::{Mode, gate_up, matmul};
 use tandem_kernels::norm;
 use tandem_kernels::rope::{RopeTable, Rotations, rope};
 use tandem_kernels::rows::Rows;
 use tandem_kernels::team::Team;
 use tandem_model::Weights;
-use tandem_model::decoder::{Decoder, QkNormOver, Rope};
+use tandem_model::decoder::Decoder;
 
 use crate::blocks::{BlockId, Blocks};
 use crate::lower::{Attention, Layer, Linear, Mlp, Model, Norm, QkNorm, Widths};
@@ -31,13 +34,15 @@ pub(crate) struct Part<'a> {
     pub blocks: &'a [BlockId],
     /// For how many of the last new tokens logits are wanted.
     pub logits: usize,
+    /// What fixes its angles, by the model's ropes.
+    pub ropes: &'a [RopeTable],
 }
 
 /// What all layers need to know of a step.
 struct Step<'a> {
     parts: &'a [Part<'a>],
     tokens: usize,
-    /// By index of the rope table.
+    /// By the model's ropes.
     rotations: Vec<Rotations>,
     /// In ascending order of blocks.
     writes: Vec<Write>,
@@ -54,7 +59,6 @@ struct Write {
 /// The network and the working memory of a step.
 pub(crate) struct Forward {
     model: Model,
-    ropes: Vec<RopeTable>,
     weights: Arc<Weights>,
     team: Team,
     quantize: bool,
@@ -78,14 +82,12 @@ pub(crate) struct Forward {
 impl Forward {
     pub(crate) fn new(
         model: Model,
-        ropes: &[Rope],
         weights: Arc<Weights>,
         widths: Widths,
         team: Team,
         quantize: bool,
     ) -> Self {
         Self {
-            ropes: ropes.iter().map(|rope| RopeTable::new(rope.frequencies(), 1.0)).collect(),
             weights,
             team,
             quantize,
@@ -117,8 +119,8 @@ impl Forward {
         (4 * floats + activations) as u64
     }
 
-    /// Writes the new tokens' keys and values and returns the wanted logits, `[wanted, vocab]`, in order of the parts.
-    pub(crate) fn run(&mut self, parts: &[Part<'_>], blocks: &mut Blocks) -> &[f32] {
+    /// Writes the new tokens' keys and values and computes the wanted logits.
+    pub(crate) fn run(&mut self, parts: &[Part<'_>], blocks: &mut Blocks) {
         let mut wanted = Vec::new();
         let mut positions = Vec::new();
         let mut writes = Vec::new();
@@ -129,8 +131,7 @@ impl Forward {
             push_writes(part, line, first, &mut writes);
         }
         writes.sort_unstable_by_key(|write| write.block);
-        let rotations = self.ropes.iter().map(|rope| rope.rotations(positions.iter().copied())).collect();
-        let step = Step { parts, tokens: positions.len(), rotations, writes };
+        let step = Step { parts, tokens: positions.len(), rotations: rotations(parts), writes };
 
         self.embed(&step);
         let layers = std::mem::take(&mut self.model.layers);
@@ -139,7 +140,21 @@ impl Forward {
             self.feed_forward(layer);
         }
         self.model.layers = layers;
-        self.project_logits(&wanted)
+        self.project_logits(&wanted);
+    }
+
+    /// The logits that the last step wanted, `[wanted, vocab]`, in order of the parts.
+    pub(crate) fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// As [`sampler::sample`]; the largest logit, where nothing else is asked for, is found by the whole team.
+    pub(crate) fn sample(&self, spec: &SampleSpec, logits: &[f32], history: &[u32]) -> Option<Sampled> {
+        if !spec.is_argmax() {
+            return sampler::sample(spec, logits, history);
+        }
+        let best = argmax(&self.team, logits).filter(|best| logits[*best].is_finite())?;
+        Some(Sampled { token: u32::try_from(best).ok()?, logprob: None, top: Vec::new() })
     }
 
     fn embed(&mut self, step: &Step<'_>) {
@@ -167,13 +182,16 @@ impl Forward {
         for (linear, offset) in [(q, 0), (k, q_width), (v, q_width + kv_width)] {
             project(&self.team, linear, &self.normed, &mut self.qkv, stride, offset);
         }
-        if let Some(QkNorm { q, k, over }) = qk_norm {
+        if let Some(QkNorm { q, k }) = qk_norm {
             for (norm, offset, heads) in [(q, 0, *heads), (k, q_width, *kv_heads)] {
-                let width = if *over == QkNormOver::Head { *head_dim } else { heads * head_dim };
-                self.qkv.chunks_exact_mut(stride).for_each(|line| {
-                    let heads = line[offset..offset + heads * head_dim].chunks_exact_mut(width);
-                    heads.for_each(|x| norm::rms_norm_rows(self.team.path(), x, &norm.weight, norm.eps));
-                });
+                norm::rms_norm_columns(
+                    &self.team,
+                    &mut self.qkv,
+                    stride,
+                    offset..offset + heads * head_dim,
+                    &norm.weight,
+                    norm.eps,
+                );
             }
         }
         if let Some(table) = table {
@@ -261,7 +279,7 @@ impl Forward {
         }
     }
 
-    fn project_logits(&mut self, wanted: &[usize]) -> &[f32] {
+    fn project_logits(&mut self, wanted: &[usize]) {
         let Model { hidden, vocab, final_norm, head, logit_scale, logit_softcap, .. } = &self.model;
         let (path, x) = (self.team.path(), &self.x);
         self.normed.resize(wanted.len());
@@ -278,8 +296,22 @@ impl Forward {
         if let Some(cap) = logit_softcap {
             self.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
         }
-        &self.logits
     }
+}
+
+/// The turns of all new tokens, one entry for each of the model's ropes.
+fn rotations(parts: &[Part<'_>]) -> Vec<Rotations> {
+    let mut all: Vec<Rotations> = Vec::new();
+    for part in parts {
+        let positions = part.tokens.len() - part.count..part.tokens.len();
+        for (i, table) in part.ropes.iter().enumerate() {
+            match all.get_mut(i) {
+                Some(rotations) => rotations.extend(table, positions.clone()),
+                None => all.push(table.rotations(positions.clone())),
+            }
+        }
+    }
+    all
 }
 
 /// Where a part's new tokens go, block by block.
@@ -319,10 +351,8 @@ fn add_projected(
     }
     added.resize(x.len(), 0.0);
     project(team, linear, input, added, hidden, 0);
-    for (x, added) in x.chunks_exact_mut(hidden).zip(added.chunks_exact_mut(hidden)) {
-        if let Some(Norm { weight, eps }) = post {
-            norm::rms_norm_rows(team.path(), added, weight, *eps);
-        }
-        x.iter_mut().zip(added).for_each(|(x, y)| *x += scale * *y);
+    if let Some(Norm { weight, eps }) = post {
+        norm::rms_norm_columns(team, added, hidden, 0..hidden, weight, *eps);
     }
+    elementwise::add_scaled(team, x, added, scale);
 }

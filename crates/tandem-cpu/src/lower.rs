@@ -5,10 +5,10 @@
 
 use tandem_engine::EngineError;
 use tandem_kernels::math::Activation;
-use tandem_kernels::matrix::{PANEL, PackedMatrix, Target};
+use tandem_kernels::matrix::{PackedMatrix, Target};
 use tandem_kernels::team::Team;
 use tandem_model::Weights;
-use tandem_model::decoder::{self, Decoder, Mixer, QkNormOver, WeightRef};
+use tandem_model::decoder::{self, Decoder, Mixer, WeightRef};
 use tandem_model::weights::Matrix;
 
 use crate::engine::{LoadProgress, Quant};
@@ -44,7 +44,7 @@ pub(crate) struct Attention {
     pub v: Linear,
     pub o: Linear,
     pub qk_norm: Option<QkNorm>,
-    /// Index into the engine's rope tables.
+    /// Index into the model's ropes.
     pub rope: Option<usize>,
     pub window: Option<usize>,
     pub scale: f32,
@@ -54,7 +54,6 @@ pub(crate) struct Attention {
 pub(crate) struct QkNorm {
     pub q: Norm,
     pub k: Norm,
-    pub over: QkNormOver,
 }
 
 pub(crate) struct Mlp {
@@ -124,8 +123,8 @@ pub(crate) fn packed_bytes(
     matrices(decoder).try_fold(0, |total, (weight, is_head)| {
         let matrix = weights.matrix(weight)?;
         let format = target(quant, &matrix, is_head).map_or(matrix.format, Target::format);
-        let row = format.row_bytes(matrix.cols).unwrap_or(0) as u64;
-        Ok(total + row * matrix.rows.next_multiple_of(PANEL) as u64)
+        let bytes = PackedMatrix::packed_bytes(format, matrix.rows, matrix.cols);
+        Ok(total + bytes.unwrap_or(0) as u64)
     })
 }
 
@@ -147,11 +146,6 @@ fn target(quant: Option<Quant>, matrix: &Matrix<'_>, is_head: bool) -> Option<Ta
     };
     let divides = wanted.format().row_bytes(matrix.cols).is_some();
     (!matrix.format.is_quantized() && divides).then_some(wanted)
-}
-
-/// What two sequences must agree on to share keys, in words.
-pub(crate) fn rope_fingerprint(ropes: &[decoder::Rope]) -> String {
-    ropes.iter().map(|rope| format!("{rope:?}")).collect::<Vec<_>>().join("; ")
 }
 
 /// Packs everything, reporting the share that is done. Also the distinct ropes, which layers name by index.
@@ -280,8 +274,9 @@ impl Packer<'_> {
     }
 
     fn qk_norm(&self, norm: &decoder::QkNorm) -> Result<QkNorm, EngineError> {
-        let decoder::QkNorm { q, k, over } = norm;
-        Ok(QkNorm { q: self.norm(q)?, k: self.norm(k)?, over: *over })
+        // What a norm runs over is as long as its weight.
+        let decoder::QkNorm { q, k, over: _ } = norm;
+        Ok(QkNorm { q: self.norm(q)?, k: self.norm(k)? })
     }
 
     fn linear(&mut self, linear: &decoder::Linear, is_head: bool) -> Result<Linear, EngineError> {

@@ -7,10 +7,14 @@ mod common;
 use common::{Features, Tiny, options};
 use tandem_cpu::CpuOptions;
 use tandem_engine::KvType;
-use tandem_model::format::Format;
+use tandem_model::format::{Affine, Format, ScaleType};
 
 fn engine(format: Format, features: Features, options: &CpuOptions) -> Box<dyn tandem_engine::Engine> {
     Box::new(Tiny::new(format, features).engine(options))
+}
+
+fn affine(bits: usize) -> Format {
+    Format::Affine(Affine::new(bits, 32, ScaleType::Bf16).unwrap())
 }
 
 macro_rules! conform {
@@ -32,3 +36,8 @@ conform!(q4_0, engine(Format::Q4_0, Features::default(), &options(2)));
 conform!(q4_1_all_features, engine(Format::Q4_1, Features::ALL, &options(2)));
 conform!(q8_0, engine(Format::Q8_0, Features::default(), &options(1)));
 conform!(q4_1_exact, engine(Format::Q4_1, Features::default(), &options(2).exact()));
+conform!(q5_0, engine(Format::Q5_0, Features::default(), &options(2)));
+conform!(q5_1, engine(Format::Q5_1, Features::default(), &options(2)));
+conform!(mlx_4_bit, engine(affine(4), Features::default(), &options(2)));
+conform!(mlx_8_bit_exact, engine(affine(8), Features::ALL, &options(2).exact()));
+conform!(bf16_ropes_by_length, engine(Format::Bf16, Features::BY_LENGTH, &options(2)));

@@ -71,10 +71,31 @@ fn log_probabilities(engine: &mut CpuEngine, tokens: &[u32]) -> Vec<Vec<f64>> {
     out
 }
 
-#[test]
-fn judged_greedy_tokens_equal_transformers_and_llama_cpp() {
-    let Some(model) = model() else { return };
-    let mut engine = engine(&model, &CpuOptions::default().exact());
+/// A folder of the judged tier, made by a Python script once.
+fn made(name: &str, script: &str, arguments: impl FnOnce(&Path) -> Vec<PathBuf>) -> PathBuf {
+    let home = PathBuf::from(std::env::var_os("TANDEM_HOME").unwrap());
+    let folder = home.join(name);
+    if !folder.join("model.safetensors").exists() {
+        let python = std::env::var_os("TANDEM_JUDGE_PYTHON").expect("TANDEM_JUDGE_PYTHON in the judged tier");
+        let mut command = std::process::Command::new(python);
+        command.arg(fixture("../scripts").join(script)).args(arguments(&home)).arg(&folder);
+        assert!(command.status().unwrap().success());
+    }
+    folder
+}
+
+/// The Hugging Face folder with the GGUF's dequantized weights.
+fn folder() -> PathBuf {
+    made("smollm2-f32", "smollm2_folder.py", |home| vec![home.join("models/smollm2.gguf")])
+}
+
+/// That folder as mlx-lm quantizes it to 4 bits.
+fn mlx_folder() -> PathBuf {
+    made("smollm2-mlx-4bit", "smollm2_mlx.py", |_| vec!["convert".into(), folder()])
+}
+
+fn greedy_equals_the_references(model: &Checkpoint) {
+    let mut engine = engine(model, &CpuOptions::default().exact());
     let llama_cpp = &json("smollm2/greedy_llama_cpp.json")["f32"];
     for prompt in json("smollm2/greedy.json").as_array().unwrap() {
         let name = prompt["name"].as_str().unwrap();
@@ -83,6 +104,42 @@ fn judged_greedy_tokens_equal_transformers_and_llama_cpp() {
         let tokens = greedy(&mut engine, &ids(&prompt["ids"]), 32, 2);
         assert_eq!(tokens, ids(&prompt["greedy"]), "{name}: against transformers");
         assert_eq!(tokens, ids(&llama_cpp[name]), "{name}: against llama.cpp on the dequantized weights");
+    }
+}
+
+#[test]
+fn judged_greedy_tokens_of_the_gguf_equal_transformers_and_llama_cpp() {
+    let Some(model) = model() else { return };
+    greedy_equals_the_references(&model);
+}
+
+#[test]
+fn judged_greedy_tokens_of_the_dequantized_folder_equal_transformers_and_llama_cpp() {
+    if model().is_none() {
+        return;
+    }
+    greedy_equals_the_references(&Checkpoint::open(&folder()).unwrap());
+}
+
+#[test]
+fn judged_greedy_tokens_of_the_mlx_folder_equal_mlx_lm() {
+    if model().is_none() {
+        return;
+    }
+    let model = Checkpoint::open(&mlx_folder()).unwrap();
+    let mut engine = engine(&model, &CpuOptions::default().exact());
+    let prompts = json("smollm2/greedy.json");
+    for (prompt, reference) in
+        prompts.as_array().unwrap().iter().zip(json("smollm2/greedy_mlx.json").as_array().unwrap())
+    {
+        let name = reference["name"].as_str().unwrap();
+        assert_eq!(prompt["name"], name);
+        let (tokens, theirs) = (greedy(&mut engine, &ids(&prompt["ids"]), 32, 2), ids(&reference["greedy"]));
+        if let Some(step) = (0..theirs.len()).find(|&i| tokens.get(i) != Some(&theirs[i])) {
+            let gap = reference["gaps"][step].as_f64().unwrap();
+            println!("{name}: parts from mlx-lm at step {step}, where its top two are {gap} apart");
+            assert!(gap < 1e-3, "{name}: {tokens:?} against {theirs:?}");
+        }
     }
 }
 

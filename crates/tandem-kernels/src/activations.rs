@@ -42,6 +42,21 @@ pub(crate) struct IntRows<'a> {
     pub totals: &'a [i32],
 }
 
+impl IntRows<'_> {
+    /// Checks that there are at least `rows`.
+    ///
+    /// # Panics
+    /// If there are not.
+    pub fn check(&self, rows: usize) {
+        let blocks = self.cols / BLOCK;
+        let per_block = [self.scales.len(), self.sums.len(), self.totals.len()];
+        assert!(
+            self.q.len() >= rows * self.cols && per_block.iter().all(|&len| len >= rows * blocks),
+            "rows"
+        );
+    }
+}
+
 /// f32 rows, as a kernel reads them.
 #[derive(Clone, Copy)]
 pub(crate) struct FloatRows<'a> {

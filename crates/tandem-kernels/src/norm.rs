@@ -3,6 +3,8 @@
 //! The sum of squares runs over 32 interleaved f32 chains in a fixed order, one per lane of four vectors: a chain is
 //! short, which keeps rounding far below that of one long sum, and the bits depend on nothing but the row.
 
+use std::ops::Range;
+
 use crate::activations::Activations;
 use crate::lanes::{LANES, Lanes, with_lanes};
 use crate::path::Path;
@@ -50,6 +52,27 @@ pub fn rms_norm_rows(path: Path, x: &mut [f32], weight: &[f32], eps: f32) {
             }
         },
     ));
+}
+
+/// Normalises, in place, the columns of every row of `x` (tokens × `stride`) that `columns` names, `weight.len()` at
+/// a time: all heads of the queries or keys of a step.
+///
+/// # Panics
+/// If `columns` does not fit a row, or `weight` is empty or does not divide it.
+pub fn rms_norm_columns(
+    team: &Team,
+    x: &mut [f32],
+    stride: usize,
+    columns: Range<usize>,
+    weight: &[f32],
+    eps: f32,
+) {
+    assert!(stride > 0 && columns.end <= stride, "columns {columns:?} of rows of {stride}");
+    assert!(x.len().is_multiple_of(stride), "{} floats are no rows of {stride}", x.len());
+    let (path, rows) = (team.path(), x.len() / stride);
+    team.chunks_mut(x, stride, rows.div_ceil(4 * team.threads()), |_, row| {
+        rms_norm_rows(path, &mut row[columns.clone()], weight, eps);
+    });
 }
 
 /// 1 / sqrt(mean(x²) + eps)
@@ -111,6 +134,21 @@ mod tests {
                 rms_norm_rows(path, &mut in_place, &weight, 1e-5);
                 prop_assert_eq!(&in_place, out.values());
                 prop_assert_eq!(scalar.get_or_insert(in_place), out.values());
+            }
+        }
+    }
+
+    #[test]
+    fn columns_are_normed_where_they_lie() {
+        let x: Vec<f32> = (0..7 * 11).map(|i| (i as f32).sin()).collect();
+        for path in Path::supported() {
+            let mut got = x.clone();
+            let team = Team::with_path(3, path).unwrap();
+            rms_norm_columns(&team, &mut got, 11, 2..8, &[1.0, 2.0, 3.0], 1e-6);
+            for (x, got) in x.chunks(11).zip(got.chunks(11)) {
+                let mut want = x.to_vec();
+                rms_norm_rows(path, &mut want[2..8], &[1.0, 2.0, 3.0], 1e-6);
+                assert_eq!(got, want);
             }
         }
     }

@@ -7,10 +7,54 @@ use tandem_kernels::math::{Activation, gelu_tanh, silu};
 use tandem_kernels::matrix::{Mode, PackError, PackedMatrix, Target, gate_up, matmul};
 use tandem_kernels::path::Path;
 use tandem_kernels::team::Team;
-use tandem_model::format::Format;
+use tandem_model::format::{Affine, Format, ScaleType, StoredRow};
 
-const FORMATS: [Format; 6] =
-    [Format::F32, Format::F16, Format::Bf16, Format::Q4_0, Format::Q4_1, Format::Q8_0];
+fn formats() -> Vec<Format> {
+    let mut formats = vec![
+        Format::F32,
+        Format::F16,
+        Format::Bf16,
+        Format::Q4_0,
+        Format::Q4_1,
+        Format::Q5_0,
+        Format::Q5_1,
+        Format::Q8_0,
+        Format::Q4K,
+        Format::Q5K,
+        Format::Q6K,
+    ];
+    // Every width, group and type of scale once, and each width with each type.
+    for (bits, group, scales) in [
+        (4, 64, ScaleType::F16),
+        (4, 32, ScaleType::Bf16),
+        (4, 128, ScaleType::F32),
+        (8, 128, ScaleType::F16),
+        (8, 64, ScaleType::Bf16),
+        (8, 32, ScaleType::F32),
+    ] {
+        formats.push(Format::Affine(Affine::new(bits, group, scales).unwrap()));
+    }
+    formats
+}
+
+/// About 32 times `blocks` columns, as `format` allows.
+fn columns(format: Format, blocks: usize, odd: usize) -> usize {
+    if format.is_quantized() { (32 * blocks).next_multiple_of(format.block_len()) } else { 32 * blocks - odd }
+}
+
+/// One row in its stored format.
+#[derive(Default)]
+struct Row {
+    values: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<u8>,
+}
+
+impl<'a> From<&'a Row> for StoredRow<'a> {
+    fn from(row: &'a Row) -> Self {
+        StoredRow { values: &row.values, scales: &row.scales, biases: &row.biases }
+    }
+}
 
 /// A small generator, so that shapes and contents shrink on their own.
 struct Numbers(u64);
@@ -31,28 +75,43 @@ impl Numbers {
     }
 }
 
-/// The bytes of stored rows with arbitrary contents: every nibble and byte, -128 included, scales of either sign.
-fn stored(format: Format, rows: usize, cols: usize, numbers: &mut Numbers) -> Vec<Vec<u8>> {
+/// Stored rows with arbitrary contents: every nibble and byte, -128 included, scales of either sign.
+fn stored(format: Format, rows: usize, cols: usize, numbers: &mut Numbers) -> Vec<Row> {
+    let half = |numbers: &mut Numbers| half::f16::from_f32(numbers.float()).to_le_bytes();
     let row = |numbers: &mut Numbers| {
-        let blocks = cols / format.block_len();
-        let half = |numbers: &mut Numbers| half::f16::from_f32(numbers.float()).to_le_bytes();
-        let mut bytes = Vec::new();
-        for _ in 0..blocks {
+        let mut row = Row::default();
+        for _ in 0..cols / format.block_len() {
             match format {
-                Format::F32 => bytes.extend(numbers.float().to_le_bytes()),
-                Format::F16 => bytes.extend(half(numbers)),
-                Format::Bf16 => bytes.extend(half::bf16::from_f32(numbers.float()).to_le_bytes()),
-                Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
-                    bytes.extend(half(numbers));
-                    if format == Format::Q4_1 {
-                        bytes.extend(half(numbers));
+                Format::F32 => row.values.extend(numbers.float().to_le_bytes()),
+                Format::F16 => row.values.extend(half(numbers)),
+                Format::Bf16 => row.values.extend(half::bf16::from_f32(numbers.float()).to_le_bytes()),
+                _ => {
+                    let mut block: Vec<u8> =
+                        (0..format.block_bytes()).map(|_| numbers.next() as u8).collect();
+                    let scales: &[usize] = match format {
+                        Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
+                        Format::Q6K => &[208],
+                        Format::Affine(_) => &[],
+                        _ => &[0],
+                    };
+                    for at in scales {
+                        block[*at..at + 2].copy_from_slice(&half(numbers));
                     }
-                    let values = if format == Format::Q8_0 { 32 } else { 16 };
-                    bytes.extend((0..values).map(|_| numbers.next() as u8));
+                    row.values.extend(block);
+                }
+            }
+            if let Format::Affine(affine) = format {
+                for part in [&mut row.scales, &mut row.biases] {
+                    let value = numbers.float();
+                    match affine.scales() {
+                        ScaleType::F32 => part.extend(value.to_le_bytes()),
+                        ScaleType::F16 => part.extend(half::f16::from_f32(value).to_le_bytes()),
+                        ScaleType::Bf16 => part.extend(half::bf16::from_f32(value).to_le_bytes()),
+                    }
                 }
             }
         }
-        bytes
+        row
     };
     (0..rows).map(|_| row(numbers)).collect()
 }
@@ -85,8 +144,8 @@ proptest! {
     #[test]
     fn rows_come_back_from_their_panels((rows, blocks, _, seed) in shape(), odd in 0usize..32) {
         let team = Team::new(2).unwrap();
-        for format in FORMATS {
-            let cols = 32 * blocks - if format.is_quantized() { 0 } else { odd };
+        for format in formats() {
+            let cols = columns(format, blocks, odd);
             let stored = stored(format, rows, cols, &mut Numbers(seed));
             let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
             let (mut got, mut want) = (vec![0.0; cols], vec![0.0; cols]);
@@ -101,8 +160,8 @@ proptest! {
     #[test]
     fn products_are_right_and_always_the_same_bits((rows, blocks, batch, seed) in shape(), odd in 0usize..32) {
         let numbers = &mut Numbers(seed);
-        for format in FORMATS {
-            let cols = 32 * blocks - if format.is_quantized() { 0 } else { odd };
+        for format in formats() {
+            let cols = columns(format, blocks, odd);
             let stored = stored(format, rows, cols, numbers);
             let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..cols).map(|_| 3.0 * numbers.float()).collect()).collect();
             let mut decoded = vec![vec![0.0; cols]; rows];
@@ -258,26 +317,27 @@ fn constant_and_zero_blocks_quantize_exactly() {
 #[test]
 fn wrong_shapes_are_errors() {
     let team = Team::new(2).unwrap();
-    let error = PackedMatrix::pack(&team, Format::Q4_0, 4, 33, |_| &[]).unwrap_err();
+    let error = PackedMatrix::pack(&team, Format::Q4_0, 4, 33, |_| b"".as_slice()).unwrap_err();
     assert_eq!(error, PackError::Columns { format: Format::Q4_0, cols: 33 });
     let rows = [vec![0; 36], vec![0; 35]];
     let error = PackedMatrix::pack(&team, Format::Q4_0, 2, 64, |row| &rows[row]).unwrap_err();
     assert!(error.to_string().contains("row 1 has 35 bytes where 64 values of Q4_0 take 36"), "{error}");
     let error = PackedMatrix::quantize(&team, Target::Q8, 4, 33, |_, _| ()).unwrap_err();
     assert!(error.to_string().contains("hint"), "{error}");
-    let error = PackedMatrix::pack(&team, Format::F32, usize::MAX / 4, 1 << 20, |_| &[]).unwrap_err();
+    let error =
+        PackedMatrix::pack(&team, Format::F32, usize::MAX / 4, 1 << 20, |_| b"".as_slice()).unwrap_err();
     assert!(matches!(error, PackError::Memory(_)), "{error}");
 }
 
 #[test]
 fn empty_products_do_nothing() {
     let team = Team::new(2).unwrap();
-    let none = PackedMatrix::pack(&team, Format::F32, 0, 8, |_| &[]).unwrap();
+    let none = PackedMatrix::pack(&team, Format::F32, 0, 8, |_| b"".as_slice()).unwrap();
     let mut x = Activations::new(8);
     matmul(&team, &none, &x, &mut [], 0, 0, Mode::Store);
     x.resize(2);
     matmul(&team, &none, &x, &mut [], 0, 0, Mode::Store);
-    let hollow = PackedMatrix::pack(&team, Format::Q8_0, 3, 0, |_| &[]).unwrap();
+    let hollow = PackedMatrix::pack(&team, Format::Q8_0, 3, 0, |_| b"".as_slice()).unwrap();
     let mut x = Activations::new(0);
     x.resize(2);
     let mut out = [1.0; 6];

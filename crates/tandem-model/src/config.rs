@@ -80,6 +80,18 @@ impl Config {
         self.get(key).map_or(Ok(default), |_| self.size(key))
     }
 
+    /// A size that may be `null` for none; `default` where the key is absent.
+    ///
+    /// # Errors
+    /// As [`Config::size`].
+    pub fn optional_size(&self, key: &str, default: Option<usize>) -> Result<Option<usize>, ModelError> {
+        match self.get(key) {
+            Some(_) => self.size(key).map(Some),
+            None if self.map.contains_key(key) => Ok(None),
+            None => Ok(default),
+        }
+    }
+
     /// A finite number above 0.
     ///
     /// # Errors
@@ -98,6 +110,29 @@ impl Config {
     /// As [`Config::positive`].
     pub fn positive_or(&self, key: &str, default: f32) -> Result<f32, ModelError> {
         self.get(key).map_or(Ok(default), |_| self.positive(key))
+    }
+
+    /// A positive number that may be absent.
+    ///
+    /// # Errors
+    /// As [`Config::positive`].
+    pub fn optional_positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        self.get(key).map(|_| self.positive(key)).transpose()
+    }
+
+    /// A list that may be absent, of elements that `read` accepts; `what` says which those are.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] if it is something else.
+    pub fn list<'a, T>(
+        &'a self,
+        key: &str,
+        what: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let list = value.as_array().and_then(|list| list.iter().map(read).collect());
+        list.map(Some).ok_or_else(|| self.wrong(key, value, &format!("a list of {what}")))
     }
 
     /// A boolean that may be absent.
@@ -136,6 +171,20 @@ impl Config {
             }
             Some(value) => Err(self.wrong(key, value, "an object")),
         }
+    }
+
+    /// Takes over values of an outer object for keys that are absent here.
+    pub(crate) fn inherit(&mut self, outer: &Config, keys: &[&str]) {
+        for &key in keys {
+            if let (Some(value), true) = (outer.get(key), self.get(key).is_none()) {
+                self.map.insert(key.to_owned(), value.clone());
+            }
+        }
+    }
+
+    /// Whether every value is an object or null.
+    pub(crate) fn is_nested(&self) -> bool {
+        !self.map.is_empty() && self.map.values().all(|value| value.is_object() || value.is_null())
     }
 
     /// Demands that `key`, if present, has the one value that is computed.

@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+pub use crate::rope::{Rope, RopeFactors, RopeScaling};
+
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoder {
@@ -110,42 +112,6 @@ pub enum QkNormOver {
     Head,
     /// All heads together (OLMo 2): weight `[heads * head_dim]`.
     FullWidth,
-}
-
-/// Rotary position embedding in Hugging Face's half-split order: dimension `i` pairs with `i + rotary_dim / 2`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
-    /// Base of the geometric series of wavelengths (`rope_theta`).
-    pub theta: f32,
-    /// Leading dimensions of each head that are rotated; `head_dim` unless rotary is partial.
-    pub rotary_dim: usize,
-    /// How the frequencies are stretched past the context the model was trained on.
-    pub scaling: RopeScaling,
-}
-
-/// How rope frequencies are stretched; names and formulas of transformers' `modeling_rope_utils`.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RopeScaling {
-    /// `theta^(-2i/d)` as it is.
-    Default,
-    /// Every frequency divided by `factor`.
-    Linear {
-        /// Stretch.
-        factor: f32,
-    },
-    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
-    Llama3 {
-        /// Stretch of the long wavelengths.
-        factor: f32,
-        /// Wavelengths above `original_context / low_freq_factor` are stretched in full.
-        low_freq_factor: f32,
-        /// Wavelengths below `original_context / high_freq_factor` are kept.
-        high_freq_factor: f32,
-        /// Context length of the original training, in tokens.
-        original_context: usize,
-    },
-    /// Frequency `i` divided by `factors[i]`, `rotary_dim / 2` of them (GGUF's `rope_freqs.weight`).
-    Factors(Vec<f32>),
 }
 
 /// RMS norm: `x / sqrt(mean(x²) + eps) * (weight + offset)`.
@@ -335,28 +301,6 @@ impl<'a> Uses<'a> {
     }
 }
 
-impl Rope {
-    /// The angular frequency of each rotated pair in radians per position, `rotary_dim / 2` values; transformers calls
-    /// them `inv_freq`. Computed in f64 and rounded once.
-    pub fn frequencies(&self) -> Vec<f32> {
-        let (theta, dim) = (f64::from(self.theta), self.rotary_dim);
-        let plain = |i: usize| theta.powf(-2.0 * i as f64 / dim as f64);
-        let stretch = |i: usize| match &self.scaling {
-            RopeScaling::Default => 1.0,
-            RopeScaling::Linear { factor } => f64::from(*factor),
-            RopeScaling::Factors(factors) => factors.get(i).copied().map_or(1.0, f64::from),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                let (low, high) = (f64::from(*low_freq_factor), f64::from(*high_freq_factor));
-                let wavelengths = *original_context as f64 * plain(i) / std::f64::consts::TAU;
-                // 0 where the wavelength is long (stretched in full), 1 where it is short (kept).
-                let keep = ((wavelengths - low) / (high - low)).clamp(0.0, 1.0);
-                1.0 / ((1.0 - keep) / f64::from(*factor) + keep)
-            }
-        };
-        (0..dim / 2).map(|i| (plain(i) / stretch(i)) as f32).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,35 +321,5 @@ mod tests {
         for logical in 0..16 {
             assert_eq!(stored[order.stored_row(logical)], logical);
         }
-    }
-
-    #[test]
-    fn llama3_frequencies_are_those_of_transformers() {
-        // ROPE_INIT_FUNCTIONS["llama3"] of transformers 5.24 for these numbers.
-        #[rustfmt::skip]
-        let theirs = [
-            1.0, 0.562_341_3, 0.244_384_59, 0.064_309_87, 0.013_042_256, 0.007_029_266, 0.003_952_847_3,
-            0.002_222_849_3, 0.00125, 7.029_266_6e-4, 3.952_847_3e-4, 2.222_849_3e-4, 1.25e-4, 7.029_266e-5,
-            3.952_847_3e-5, 2.222_849_3e-5,
-        ];
-        let scaling = RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_context: 64,
-        };
-        let ours = Rope { theta: 10_000.0, rotary_dim: 32, scaling }.frequencies();
-        assert_eq!(ours.len(), theirs.len());
-        for (ours, theirs) in ours.iter().zip(theirs) {
-            assert!((ours / theirs - 1.0).abs() < 3e-7, "{ours} {theirs}");
-        }
-    }
-
-    #[test]
-    fn linear_scaling_divides_and_factors_divide_each() {
-        let rope = |scaling| Rope { theta: 100.0, rotary_dim: 4, scaling }.frequencies();
-        assert_eq!(rope(RopeScaling::Default), [1.0, 0.1]);
-        assert_eq!(rope(RopeScaling::Linear { factor: 4.0 }), [0.25, 0.025]);
-        assert_eq!(rope(RopeScaling::Factors(vec![1.0, 10.0])), [1.0, 0.01]);
     }
 }

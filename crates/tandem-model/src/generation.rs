@@ -27,7 +27,7 @@ pub struct GenerationConfig {
     pub not_read: Vec<String>,
 }
 
-/// Special tokens that end a turn in the common chat formats. They count where the chat template writes them.
+/// Tokens that end a turn in the common chat formats. They count where the chat template writes them.
 const END_OF_TURN: &[&str] = &[
     "<|im_end|>",
     "<|eot_id|>",
@@ -92,13 +92,14 @@ impl GenerationConfig {
         self.eos_token_ids.dedup();
     }
 
-    /// Adds the special tokens that end a turn in `template`.
+    /// Adds the tokens that end a turn in `template`.
     ///
     /// A fine-tune's template often closes turns with a token that its generation_config.json forgot; without it the
-    /// model would go on and write the user's part too.
+    /// model would go on and write the user's part too. Whether the token is marked special does not matter: converters
+    /// forget that too.
     pub(crate) fn add_turn_ends(&mut self, tokenizer: &Tokenizer, template: &str) {
         let used = END_OF_TURN.iter().filter(|text| template.contains(**text));
-        self.add_eos(used.filter_map(|text| tokenizer.id_of(text)).filter(|&id| tokenizer.is_special(id)));
+        self.add_eos(used.filter_map(|text| tokenizer.id_of(text)));
     }
 }
 

@@ -127,6 +127,24 @@ impl<'a> Array<'a> {
     }
 }
 
+impl Array<'_> {
+    /// The elements as booleans; `None` if they are of another type.
+    pub fn flags(self) -> Option<impl Iterator<Item = bool>> {
+        (self.kind == Kind::Bool).then(|| self.bytes.iter().take(self.len).map(|byte| *byte != 0))
+    }
+
+    /// The elements as floating-point numbers; `None` if they are of another type.
+    pub fn floats(self) -> Option<impl Iterator<Item = f64>> {
+        let mut reader = Reader { bytes: self.bytes, at: 0, path: Path::new("") };
+        matches!(self.kind, Kind::F32 | Kind::F64).then(|| {
+            (0..self.len).map_while(move |_| match reader.value(self.kind, "") {
+                Ok(Value::Float(x)) => Some(x),
+                _ => None,
+            })
+        })
+    }
+}
+
 impl<'a> Gguf<'a> {
     /// The string at `key`.
     pub fn text(&self, key: &str) -> Option<&'a str> {
@@ -398,7 +416,8 @@ impl<'a> Reader<'a> {
                 self.path,
                 format!("type of tensor {name}"),
                 type_name(kind).map_or_else(|| format!("ggml type {kind}"), str::to_owned),
-                "Tandem reads F32, F16, BF16, Q4_0, Q4_1 and Q8_0; quantize the model to one of these",
+                "Tandem reads F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K; quantize the model to \
+                 one of these",
             ));
         };
         let offset = self.u64(name)?;
@@ -421,7 +440,12 @@ fn format_of(ggml_type: u32) -> Option<Format> {
         1 => Format::F16,
         2 => Format::Q4_0,
         3 => Format::Q4_1,
+        6 => Format::Q5_0,
+        7 => Format::Q5_1,
         8 => Format::Q8_0,
+        12 => Format::Q4K,
+        13 => Format::Q5K,
+        14 => Format::Q6K,
         30 => Format::Bf16,
         _ => return None,
     })
@@ -430,14 +454,9 @@ fn format_of(ggml_type: u32) -> Option<Format> {
 /// Names of the ggml types that are refused, for the message.
 fn type_name(ggml_type: u32) -> Option<&'static str> {
     Some(match ggml_type {
-        6 => "Q5_0",
-        7 => "Q5_1",
         9 => "Q8_1",
         10 => "Q2_K",
         11 => "Q3_K",
-        12 => "Q4_K",
-        13 => "Q5_K",
-        14 => "Q6_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",

@@ -14,6 +14,7 @@ pub mod error;
 pub mod format;
 pub mod generation;
 pub mod gguf;
+pub mod rope;
 pub mod safetensors;
 pub mod tokenizer;
 pub mod weights;

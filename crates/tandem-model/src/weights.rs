@@ -13,7 +13,7 @@ use memmap2::Mmap;
 
 use crate::decoder::{RowOrder, WeightRef};
 use crate::error::ModelError;
-use crate::format::Format;
+use crate::format::{Format, StoredRow};
 
 /// Where a tensor's bytes come from.
 #[derive(Debug, Clone)]
@@ -66,26 +66,64 @@ impl MappedFile {
     }
 }
 
+/// Some bytes of a source.
+#[derive(Debug, Clone)]
+pub struct Bytes {
+    /// Where they are.
+    pub source: Source,
+    /// Which of them.
+    pub range: Range<usize>,
+}
+
+impl Bytes {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.source {
+            Source::Mapped(file) => &file.bytes()[self.range.clone()],
+            Source::Memory(bytes) => &bytes[self.range.clone()],
+        }
+    }
+
+    fn release(&self) {
+        if let Source::Mapped(file) = &self.source {
+            file.release(&self.range);
+        }
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { range: 0..bytes.len(), source: Source::Memory(bytes.into()) }
+    }
+}
+
 /// One stored tensor.
 #[derive(Debug, Clone)]
 pub struct Tensor {
     /// Stored format of its values.
     pub format: Format,
-    /// Slowest dimension first.
+    /// Slowest dimension first, counted in values.
     pub shape: Vec<usize>,
-    /// Where its bytes are.
-    pub source: Source,
-    /// Which bytes of the source.
-    pub range: Range<usize>,
+    /// Its rows one after the other.
+    pub values: Bytes,
+    /// Scales and biases, rows one after the other, where the format keeps them apart from the values.
+    pub groups: Option<Groups>,
+}
+
+/// The scales and biases of an affine tensor, `[rows, cols / group]` each.
+#[derive(Debug, Clone)]
+pub struct Groups {
+    /// Factors.
+    pub scales: Bytes,
+    /// Summands.
+    pub biases: Bytes,
 }
 
 impl Tensor {
-    /// Its bytes, rows one after the other.
-    pub fn bytes(&self) -> &[u8] {
-        match &self.source {
-            Source::Mapped(file) => &file.bytes()[self.range.clone()],
-            Source::Memory(bytes) => &bytes[self.range.clone()],
-        }
+    /// All bytes that it is stored in: values, scales and biases.
+    pub fn parts(&self) -> impl Iterator<Item = &Bytes> {
+        let groups = self.groups.iter().flat_map(|Groups { scales, biases }| [scales, biases]);
+        std::iter::once(&self.values).chain(groups)
     }
 
     /// `(rows, cols)`; a vector is one value per row.
@@ -131,7 +169,7 @@ impl Weights {
 
     /// Bytes of all tensors in their stored formats.
     pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|t| t.range.len() as u64).sum()
+        self.tensors.values().flat_map(Tensor::parts).map(|part| part.range.len() as u64).sum()
     }
 
     /// The rows that `weight` names.
@@ -156,8 +194,17 @@ impl Weights {
                 found: tensor.shape.clone(),
             });
         };
-        let bytes = &tensor.bytes()[rows.start * row_bytes..rows.end * row_bytes];
-        Ok(Matrix { format: tensor.format, rows: rows.len(), cols, bytes, row_bytes, order: weight.order })
+        let scale_bytes = tensor.format.scale_row_bytes(cols);
+        Ok(Matrix {
+            format: tensor.format,
+            rows: rows.len(),
+            cols,
+            values: Rows::new(&tensor.values, &rows, row_bytes),
+            groups: tensor.groups.as_ref().map(|Groups { scales, biases }| {
+                [scales, biases].map(|part| Rows::new(part, &rows, scale_bytes))
+            }),
+            order: weight.order,
+        })
     }
 
     /// A vector (norm weight or bias) as f32.
@@ -175,8 +222,8 @@ impl Weights {
 
     /// Tells the system that the bytes of `weight`'s tensor are not needed for now. They stay readable.
     pub fn release(&self, weight: &WeightRef) {
-        if let Some(Tensor { source: Source::Mapped(file), range, .. }) = self.tensors.get(&weight.tensor) {
-            file.release(range);
+        if let Some(tensor) = self.tensors.get(&weight.tensor) {
+            tensor.parts().for_each(Bytes::release);
         }
     }
 
@@ -186,9 +233,9 @@ impl Weights {
             let mut hasher = blake3::Hasher::new();
             for (name, tensor) in &self.tensors {
                 hasher.update(format!("{name}\0{}\0{:?}\0", tensor.format.name(), tensor.shape).as_bytes());
-                hasher.update(tensor.bytes());
-                if let Source::Mapped(file) = &tensor.source {
-                    file.release(&tensor.range);
+                for part in tensor.parts() {
+                    hasher.update(part.as_slice());
+                    part.release();
                 }
             }
             hasher.finalize().to_hex().to_string()
@@ -205,19 +252,37 @@ pub struct Matrix<'a> {
     pub rows: usize,
     /// Values per row.
     pub cols: usize,
-    bytes: &'a [u8],
-    row_bytes: usize,
+    values: Rows<'a>,
+    groups: Option<[Rows<'a>; 2]>,
     order: RowOrder,
 }
 
+/// Rows of bytes, one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Rows<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn new(bytes: &'a Bytes, rows: &Range<usize>, row_bytes: usize) -> Self {
+        Self { bytes: &bytes.as_slice()[rows.start * row_bytes..rows.end * row_bytes], row_bytes }
+    }
+
+    fn row(self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.row_bytes..][..self.row_bytes]
+    }
+}
+
 impl<'a> Matrix<'a> {
-    /// The stored bytes of logical row `row`.
+    /// Logical row `row` as it is stored.
     ///
     /// # Panics
     /// If `row >= rows`.
-    pub fn row(&self, row: usize) -> &'a [u8] {
-        let at = self.order.stored_row(row) * self.row_bytes;
-        &self.bytes[at..at + self.row_bytes]
+    pub fn row(&self, row: usize) -> StoredRow<'a> {
+        let at = self.order.stored_row(row);
+        let [scales, biases] = self.groups.map_or([&[][..]; 2], |groups| groups.map(|part| part.row(at)));
+        StoredRow { values: self.values.row(at), scales, biases }
     }
 
     /// Logical row `row` decoded to f32.

@@ -149,7 +149,9 @@ fn gguf_tensor_faults() {
     says(tensor(&[4], 0, u64::MAX - 31), &["tensor blk.0.x has the absurd offset"]);
     says(tensor(&[u64::MAX, u64::MAX], 0, 0), &["tensor blk.0.x has shape"]);
     says(tensor(&[40], 8, 0), &["tensor blk.0.x has shape [40], which Q8_0 cannot store"]);
-    says(tensor(&[32], 12, 0), &["type of tensor blk.0.x = Q4_K", "Q8_0"]);
+    says(tensor(&[256], 10, 0), &["type of tensor blk.0.x = Q2_K", "Q8_0"]);
+    says(tensor(&[256], 23, 0), &["type of tensor blk.0.x = IQ4_XS", "Q4_K"]);
+    says(tensor(&[128], 12, 0), &["tensor blk.0.x has shape [128], which Q4_K cannot store"]);
     says(tensor(&[32], 1234, 0), &["type of tensor blk.0.x = ggml type 1234"]);
     says(tensor(&[1; 5], 0, 0), &["tensor blk.0.x has 5 dimensions"]);
     let two = |name: &str, offset: u64| {

@@ -1,7 +1,7 @@
 //! Tokens: against references made elsewhere where there are some, and against themselves.
 //!
-//! Tests called `judged_` need files that are not in the tree: SmolLM2 below `TANDEM_HOME`, and the vocabularies of
-//! llama.cpp's own tests in the folder `TANDEM_LLAMA_VOCABS` (`vendor/llama.cpp/models` of llama-cpp-python's sdist).
+//! Two need files that are not in the tree: the judged one SmolLM2 in the store, and `llama_cpp_vocabularies` the folder
+//! `vendor/llama.cpp/models` of llama-cpp-python's sdist, given as `TANDEM_LLAMA_VOCABS`.
 
 #![allow(clippy::unwrap_used)] // helpers are tests too
 
@@ -9,6 +9,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
+use common::streamed;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::json;
@@ -57,20 +58,6 @@ fn strip_decoder() -> serde_json::Value {
 
 fn metaspace_decoder() -> serde_json::Value {
     json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true})
-}
-
-/// The pieces that the detokenizer emits, and each of them whole characters.
-fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
-    let mut detokenizer = Detokenizer::new(tokenizer, skip_special);
-    let mut text = String::new();
-    for &id in ids {
-        if let Some(piece) = detokenizer.push(id) {
-            assert!(!piece.is_empty());
-            text.push_str(&piece);
-        }
-    }
-    text.extend(detokenizer.finish());
-    text
 }
 
 #[test]
@@ -159,29 +146,6 @@ proptest! {
     }
 }
 
-/// Whether a judged test may run; a missing file is a loud skip.
-fn judged(what: &str, found: Option<PathBuf>) -> Option<PathBuf> {
-    if found.is_none() {
-        assert!(std::env::var_os("TANDEM_NO_SKIP").is_none(), "{what} is not here");
-        eprintln!("SKIPPED: {what} is not here");
-    }
-    found
-}
-
-fn find(folder: &Path, ending: &str) -> Option<PathBuf> {
-    let mut entries: Vec<PathBuf> =
-        std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
-    entries.sort();
-    entries.into_iter().find_map(|path| {
-        if path.is_dir() { find(&path, ending) } else { path.to_str()?.ends_with(ending).then_some(path) }
-    })
-}
-
-fn smollm2() -> Option<PathBuf> {
-    let home = std::env::var_os("TANDEM_HOME").map(PathBuf::from);
-    judged("SmolLM2", home.and_then(|home| find(&home, "SmolLM2-135M-Instruct.Q4_1.gguf")))
-}
-
 #[test]
 fn judged_smollm2_tokens_are_those_of_tokenizers() {
     #[derive(Deserialize)]
@@ -190,8 +154,12 @@ fn judged_smollm2_tokens_are_those_of_tokenizers() {
         ids: Vec<u32>,
         decoded: Option<String>,
     }
-    let Some(path) = smollm2() else { return };
-    let checkpoint = Checkpoint::open(&path).unwrap();
+    if std::env::var_os("TANDEM_JUDGED").is_none() {
+        eprintln!("skipped: TANDEM_JUDGED is not set");
+        return;
+    }
+    let home = PathBuf::from(std::env::var_os("TANDEM_HOME").expect("TANDEM_HOME in the judged tier"));
+    let checkpoint = Checkpoint::open(&home.join("models/smollm2.gguf")).unwrap();
     assert_eq!(checkpoint.generation.eos_token_ids, [2]);
     let file = std::fs::read(common::fixture("smollm2/tokens.json")).unwrap();
     let references: Vec<Reference> = serde_json::from_slice(&file).unwrap();
@@ -205,9 +173,11 @@ fn judged_smollm2_tokens_are_those_of_tokenizers() {
 }
 
 #[test]
-fn judged_llama_cpp_vocabularies() {
-    let folder = std::env::var_os("TANDEM_LLAMA_VOCABS").map(PathBuf::from);
-    let Some(folder) = judged("llama.cpp's models folder", folder) else { return };
+fn llama_cpp_vocabularies() {
+    let Some(folder) = std::env::var_os("TANDEM_LLAMA_VOCABS").map(PathBuf::from) else {
+        eprintln!("skipped: TANDEM_LLAMA_VOCABS is not set");
+        return;
+    };
     for name in ["gpt-2", "llama-bpe", "qwen2"] {
         let path = folder.join(format!("ggml-vocab-{name}.gguf"));
         let bytes = std::fs::read(&path).unwrap();

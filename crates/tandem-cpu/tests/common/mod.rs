@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod golden;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,8 +15,8 @@ use tandem_model::decoder::{
     Activation, Attention, Decoder, Layer, Linear, Mixer, Mlp, Norm, QkNorm, QkNormOver, Rope, RopeScaling,
     WeightRef, WeightUse,
 };
-use tandem_model::format::Format;
-use tandem_model::weights::{Source, Tensor};
+use tandem_model::format::{Affine, Format, ScaleType};
+use tandem_model::weights::{Groups, Tensor};
 
 pub const VOCAB: usize = 96;
 pub const HIDDEN: usize = 64;
@@ -32,7 +34,11 @@ pub struct Features {
     pub window: Option<usize>,
     pub caps: bool,
     pub scales: bool,
+    pub rope_by_length: bool,
 }
+
+/// Where the ropes that depend on the length begin to.
+pub const ORIGINAL_CONTEXT: usize = 200;
 
 impl Features {
     pub const ALL: Self = Self {
@@ -42,6 +48,18 @@ impl Features {
         window: Some(20),
         caps: true,
         scales: true,
+        rope_by_length: false,
+    };
+
+    /// OLMo 2's norms, and ropes that depend on how long the sequence will be.
+    pub const BY_LENGTH: Self = Self {
+        bias: false,
+        qk_norm: Some(QkNormOver::FullWidth),
+        post_norms: true,
+        window: None,
+        caps: false,
+        scales: false,
+        rope_by_length: true,
     };
 }
 
@@ -103,7 +121,16 @@ fn decoder(features: Features) -> Decoder {
             rope: (!features.scales || i == 0).then_some(Rope {
                 theta: 10000.0,
                 rotary_dim: if features.scales { HEAD_DIM / 2 } else { HEAD_DIM },
-                scaling: RopeScaling::Default,
+                scaling: match i {
+                    _ if !features.rope_by_length => RopeScaling::Default,
+                    0 => RopeScaling::Dynamic { factor: 4.0, original_context: ORIGINAL_CONTEXT },
+                    _ => RopeScaling::LongRope {
+                        short: vec![1.0; HEAD_DIM / 2],
+                        long: (0..HEAD_DIM / 2).map(|i| 1.0 + i as f32).collect(),
+                        original_context: ORIGINAL_CONTEXT,
+                        attention_factor: 1.2,
+                    },
+                },
             }),
             window: features.window.filter(|_| i == 0),
             scale: 0.25,
@@ -137,7 +164,7 @@ fn decoder(features: Features) -> Decoder {
 }
 
 fn tensor(format: Format, shape: Vec<usize>, bytes: Vec<u8>) -> Tensor {
-    Tensor { format, shape, range: 0..bytes.len(), source: Source::Memory(bytes.into()) }
+    Tensor { format, shape, values: bytes.into(), groups: None }
 }
 
 /// Values around 1.
@@ -156,11 +183,14 @@ fn matrix(seed: u64, format: Format, shape: Vec<usize>) -> Tensor {
         Format::F32 => (0..rows_cols).flat_map(|i| value(i).to_le_bytes()).collect(),
         Format::F16 => (0..rows_cols).flat_map(|i| half(value(i))).collect(),
         Format::Bf16 => (0..rows_cols).flat_map(|i| half::bf16::from_f32(value(i)).to_le_bytes()).collect(),
+        Format::Affine(affine) => return affine_matrix(seed, affine, shape),
         _ => (0..rows_cols / format.block_len())
             .flat_map(|block| {
                 let scale = 0.5 + uniform(seed, block as u64) as f32;
                 let (d, m) = match format {
                     Format::Q8_0 => (scale * 0.002, None),
+                    Format::Q5_0 => (scale * 0.015, None),
+                    Format::Q5_1 => (scale * 0.015, Some(-0.25 * scale)),
                     Format::Q4_0 => (scale * 0.03, None),
                     _ => (scale * 0.03, Some(-0.25 * scale)),
                 };
@@ -171,4 +201,24 @@ fn matrix(seed: u64, format: Format, shape: Vec<usize>) -> Tensor {
             .collect(),
     };
     tensor(format, shape, bytes)
+}
+
+/// Values around 0, in MLX's groups with bfloat16 scales.
+fn affine_matrix(seed: u64, affine: Affine, shape: Vec<usize>) -> Tensor {
+    assert_eq!(affine.scales(), ScaleType::Bf16);
+    let values: usize = shape.iter().product();
+    let random = |i: usize| (uniform(seed ^ 77, i as u64) * 256.0) as u8;
+    let scale = |i: usize| 0.5 + uniform(seed, i as u64) as f32;
+    let bf16 = |v: f32| half::bf16::from_f32(v).to_le_bytes();
+    let step = 0.5 / (1 << affine.bits()) as f32;
+    let groups = 0..values / affine.group();
+    let scales: Vec<u8> = groups.clone().flat_map(|i| bf16(scale(i) * step)).collect();
+    let biases: Vec<u8> = groups.flat_map(|i| bf16(-0.25 * scale(i))).collect();
+    let packed: Vec<u8> = (0..values * affine.bits() / 8).map(random).collect();
+    Tensor {
+        format: Format::Affine(affine),
+        shape,
+        values: packed.into(),
+        groups: Some(Groups { scales: scales.into(), biases: biases.into() }),
+    }
 }

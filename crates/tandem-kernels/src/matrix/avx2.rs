@@ -8,128 +8,125 @@ use std::ops::Range;
 
 use tandem_model::format::{BLOCK, Format};
 
+use super::kind::{Kind, Scales, with_kind};
 use super::scalar::{CHUNK, each_panel};
-use super::{PANEL, head_bytes, packed_block_bytes};
+use super::{PANEL, unit_bytes};
 use crate::activations::{FloatRows, IntRows};
+
+/// A kernel for one packed format.
+pub(super) type IntPanel = unsafe fn(usize, &[u8], &IntRows<'_>, &mut [[f32; PANEL]]);
 
 /// As [`scalar::int`](super::scalar::int).
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
-    let blocks = x.cols / BLOCK;
-    assert_eq!(panel.len(), blocks * packed_block_bytes(format), "panel");
-    assert!(x.q.len() >= out.len() * x.cols, "rows");
-    assert!(
-        [x.scales.len(), x.sums.len(), x.totals.len()].iter().all(|&len| len >= out.len() * blocks),
-        "rows"
-    );
+    assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
+    x.check(out.len());
+    let run: IntPanel = with_kind!(format, K => int_panel::<K>);
+    // SAFETY: the lengths were checked for all rows of `out`.
+    unsafe { run(format.block_len() / BLOCK, panel, x, out) };
+}
+
+/// # Safety
+/// `panel` must be a panel of `x.cols` columns of the format, whose units are `unit` blocks, and `x` hold as many rows as
+/// `out`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn int_panel<K: Kind>(unit: usize, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     let (tiles, rest) = out.as_chunks_mut::<4>();
     let done = 4 * tiles.len();
-    // SAFETY: the lengths were checked for all rows of `out`.
+    // SAFETY: as promised by the caller; rows are taken in turn.
     unsafe {
         for (i, tile) in tiles.iter_mut().enumerate() {
-            int_rows(format, panel, x, 4 * i, tile);
+            int_rows::<K, 4>(unit, panel, x, 4 * i, tile);
         }
         if let Ok(tile) = <&mut [_; 3]>::try_from(&mut *rest) {
-            int_rows(format, panel, x, done, tile);
+            int_rows::<K, 3>(unit, panel, x, done, tile);
         } else if let Ok(tile) = <&mut [_; 2]>::try_from(&mut *rest) {
-            int_rows(format, panel, x, done, tile);
+            int_rows::<K, 2>(unit, panel, x, done, tile);
         } else if let Ok(tile) = <&mut [_; 1]>::try_from(&mut *rest) {
-            int_rows(format, panel, x, done, tile);
+            int_rows::<K, 1>(unit, panel, x, done, tile);
         }
     }
 }
 
 /// # Safety
-/// `panel` must be the panel of `x.cols` columns of a quantized `format`, and `x` hold the rows `first..first + T`.
+/// As [`int_panel`], for the rows `first..first + T` of `x`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn int_rows<const T: usize>(
-    format: Format,
+unsafe fn int_rows<K: Kind, const T: usize>(
+    unit: usize,
     panel: &[u8],
     x: &IntRows<'_>,
     first: usize,
     out: &mut [[f32; PANEL]; T],
 ) {
     // With one or two rows both halves of the panel fit the registers, and memory is read once, in order.
-    // SAFETY: as promised by the caller; `half` is 0 or 1.
+    // SAFETY: as promised by the caller; halves are 0 and 1.
     unsafe {
-        match (format, T) {
-            (Format::Q8_0, 1) => int8_tile::<T, 2>(panel, x, first, 0, out),
-            (Format::Q4_0, 1 | 2) => int4_tile::<T, 2, false>(panel, x, first, 0, out),
-            (_, 1 | 2) if format == Format::Q4_1 => int4_tile::<T, 2, true>(panel, x, first, 0, out),
-            _ => {
-                for half in 0..2 {
-                    match format {
-                        Format::Q4_0 => int4_tile::<T, 1, false>(panel, x, first, half, out),
-                        Format::Q4_1 => int4_tile::<T, 1, true>(panel, x, first, half, out),
-                        _ => int8_tile::<T, 1>(panel, x, first, half, out),
-                    }
-                }
-            }
+        if T == 1 || T == 2 && K::SHAPE.bits == 4 {
+            int_tile::<K, T, 2>(unit, panel, x, first, 0, out);
+        } else {
+            int_tile::<K, T, 1>(unit, panel, x, first, 0, out);
+            int_tile::<K, T, 1>(unit, panel, x, first, 1, out);
         }
     }
 }
 
-/// `T` rows times `H` halves (eight lanes each) of a panel of 4-bit weights.
-///
-/// A pair product of `maddubs` is at most 2 * 15 * 127, so the eight of a block sum in 16 bits.
+/// `T` rows times `H` halves (eight lanes each) of a panel of quantized weights.
 ///
 /// # Safety
 /// As [`int_rows`], and `first_half + H <= 2`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn int4_tile<const T: usize, const H: usize, const AFFINE: bool>(
+unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
+    unit: usize,
     panel: &[u8],
     x: &IntRows<'_>,
     first: usize,
     first_half: usize,
     out: &mut [[f32; PANEL]; T],
 ) {
-    let format = if AFFINE { Format::Q4_1 } else { Format::Q4_0 };
-    let (head, size) = (const { 2 * PANEL } * (1 + usize::from(AFFINE)), packed_block_bytes(format));
+    let shape = const { K::SHAPE };
+    let unit_bytes = shape.head() + unit * shape.block_bytes();
     let blocks = x.cols / BLOCK;
-    let nibble = _mm256_set1_epi8(15);
-    let ones = _mm256_set1_epi16(1);
     let mut acc = [[_mm256_setzero_ps(); H]; T];
-    // SAFETY: block `b` of the panel is `size` bytes and read up to its end; row `first + t` has `cols` values in `q`
-    // and `blocks` scales and sums.
+    // SAFETY: unit `u` of the panel is `unit_bytes`, and its blocks are read up to their ends; row `first + t` has `cols` values
+    // in `q` and `blocks` scales, sums and totals.
     unsafe {
         let rows: [*const i8; T] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.cols));
-        for b in 0..blocks {
-            let block = panel.as_ptr().add(b * size);
-            let values = block.add(head).cast::<__m256i>();
-            let mut dot = [[_mm256_setzero_si256(); H]; T];
-            for pair in 0..4 {
-                let bytes: [__m256i; H] =
-                    std::array::from_fn(|h| _mm256_load_si256(values.add(2 * pair + first_half + h)));
-                let low = bytes.map(|bytes| _mm256_and_si256(bytes, nibble));
-                let high = bytes.map(|bytes| _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble));
-                for t in 0..T {
-                    let q = rows[t].add(b * BLOCK + 4 * pair).cast::<i32>();
-                    let (q_low, q_high) =
-                        (_mm256_set1_epi32(q.read_unaligned()), _mm256_set1_epi32(q.add(4).read_unaligned()));
-                    for h in 0..H {
-                        dot[t][h] = _mm256_add_epi16(dot[t][h], _mm256_maddubs_epi16(low[h], q_low));
-                        dot[t][h] = _mm256_add_epi16(dot[t][h], _mm256_maddubs_epi16(high[h], q_high));
+        for (u, b) in (0..blocks).step_by(unit).enumerate() {
+            let head = panel.as_ptr().add(u * unit_bytes);
+            for part in 0..unit {
+                let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
+                let values = block.add(shape.block_head()).cast::<__m256i>();
+                let scales: [BlockScales; H] =
+                    std::array::from_fn(|h| block_scales::<K>(head, block, first_half + h));
+                for side in 0..if shape.split { 2 } else { 1 } {
+                    let q = rows.map(|row| row.add(b * BLOCK + side * 16));
+                    let dot = match (shape.bits, shape.split) {
+                        (4, _) => dot4::<T, H>(values.add(first_half), q),
+                        (_, false) => dot8::<T, H, 8>(values.add(first_half), q),
+                        (_, true) => dot8::<T, H, 4>(values.add(8 * side + first_half), q),
+                    };
+                    for t in 0..T {
+                        let i = (first + t) * blocks + b;
+                        let scale = _mm256_set1_ps(*x.scales.as_ptr().add(i));
+                        for h in 0..H {
+                            let mut sum = dot[t][h];
+                            if shape.shift != 0 {
+                                let shift = _mm256_set1_epi32(shape.shift * *x.totals.as_ptr().add(i));
+                                sum = _mm256_add_epi32(sum, shift);
+                            }
+                            let sum = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum));
+                            acc[t][h] = _mm256_fmadd_ps(scales[h].scales[side], sum, acc[t][h]);
+                        }
                     }
                 }
-            }
-            let scales: [__m256; H] = std::array::from_fn(|h| halves(block, first_half + h));
-            let minima: [__m256; H] =
-                std::array::from_fn(|h| if AFFINE { halves(block, 2 + first_half + h) } else { scales[h] });
-            for t in 0..T {
-                let i = (first + t) * blocks + b;
-                let scale = _mm256_set1_ps(*x.scales.as_ptr().add(i));
-                for h in 0..H {
-                    let mut sum = _mm256_madd_epi16(dot[t][h], ones);
-                    if !AFFINE {
-                        sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(8 * *x.totals.as_ptr().add(i)));
-                    }
-                    let sum = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum));
-                    acc[t][h] = _mm256_fmadd_ps(scales[h], sum, acc[t][h]);
-                    if AFFINE {
-                        let sums = _mm256_set1_ps(*x.sums.as_ptr().add(i));
-                        acc[t][h] = _mm256_fmadd_ps(minima[h], sums, acc[t][h]);
+                if shape.affine {
+                    for (t, acc) in acc.iter_mut().enumerate() {
+                        let sums = _mm256_set1_ps(*x.sums.as_ptr().add((first + t) * blocks + b));
+                        for h in 0..H {
+                            acc[h] = _mm256_fmadd_ps(scales[h].minimum, sums, acc[h]);
+                        }
                     }
                 }
             }
@@ -138,57 +135,112 @@ unsafe fn int4_tile<const T: usize, const H: usize, const AFFINE: bool>(
     store(&acc, first_half, out);
 }
 
-/// `T` rows times `H` halves of a panel of 8-bit weights.
+/// Eight lanes of what [`Block::scales`](super::scalar::Block::scales) says.
+#[derive(Clone, Copy)]
+struct BlockScales {
+    scales: [__m256; 2],
+    minimum: __m256,
+}
+
+/// # Safety
+/// `head` must be that of a unit, and `block` one of its blocks; `half` is 0 or 1.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn block_scales<K: Kind>(head: *const u8, block: *const u8, half: usize) -> BlockScales {
+    let shape = const { K::SHAPE };
+    // SAFETY: the head has 16 scales and, if affine, as many minima; a nested block 32 small ones.
+    unsafe {
+        let at = |i: usize| {
+            let at = head.add((i * PANEL + 8 * half) * shape.scale_bytes());
+            match shape.scales {
+                Scales::F32 => F32::load(at),
+                Scales::Bf16 => Bf16::load(at),
+                Scales::F16 | Scales::Nested => F16::load(at),
+            }
+        };
+        let small = |i: usize| {
+            let bytes = _mm_loadl_epi64(block.add(i * PANEL + 8 * half).cast());
+            let wide = if shape.split { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
+            _mm256_cvtepi32_ps(wide)
+        };
+        let (scale, minimum) = (at(0), if shape.affine { at(1) } else { _mm256_setzero_ps() });
+        match (shape.scales == Scales::Nested, shape.split) {
+            (false, _) => BlockScales { scales: [scale; 2], minimum },
+            (true, false) => BlockScales {
+                scales: [_mm256_mul_ps(scale, small(0)); 2],
+                minimum: _mm256_mul_ps(minimum, small(1)),
+            },
+            (true, true) => BlockScales { scales: [0, 1].map(|i| _mm256_mul_ps(scale, small(i))), minimum },
+        }
+    }
+}
+
+/// The integer products of `T` rows and `H` halves of a block of 4-bit weights.
+///
+/// A pair product of `maddubs` is at most 2 * 15 * 127, so the eight of a block sum in 16 bits.
+///
+/// # Safety
+/// `values` must be the values of a block from the first half on, and each of `q` 32 values.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn dot4<const T: usize, const H: usize>(
+    values: *const __m256i,
+    q: [*const i8; T],
+) -> [[__m256i; H]; T] {
+    let nibble = _mm256_set1_epi8(15);
+    let mut dot = [[_mm256_setzero_si256(); H]; T];
+    // SAFETY: as promised; a block has four times two vectors of values.
+    unsafe {
+        for pair in 0..4 {
+            let bytes: [__m256i; H] = std::array::from_fn(|h| _mm256_load_si256(values.add(2 * pair + h)));
+            let low = bytes.map(|bytes| _mm256_and_si256(bytes, nibble));
+            let high = bytes.map(|bytes| _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble));
+            for t in 0..T {
+                let q = q[t].add(4 * pair).cast::<i32>();
+                let (q_low, q_high) =
+                    (_mm256_set1_epi32(q.read_unaligned()), _mm256_set1_epi32(q.add(4).read_unaligned()));
+                for h in 0..H {
+                    dot[t][h] = _mm256_add_epi16(dot[t][h], _mm256_maddubs_epi16(low[h], q_low));
+                    dot[t][h] = _mm256_add_epi16(dot[t][h], _mm256_maddubs_epi16(high[h], q_high));
+                }
+            }
+        }
+    }
+    let ones = _mm256_set1_epi16(1);
+    dot.map(|dot| dot.map(|dot| _mm256_madd_epi16(dot, ones)))
+}
+
+/// The integer products of `T` rows and `H` halves of `G` groups of 8-bit weights.
 ///
 /// `maddubs` wants one side unsigned: that is the magnitude of the weight, whose sign goes to the activation. The
 /// weight may be -128, the activation not. A pair is at most 2 * 128 * 127, which 16 bits hold, but not two of them.
 ///
 /// # Safety
-/// As [`int4_tile`].
+/// `values` must be the first of `G` groups, from the first half on, and each of `q` `4 * G` values.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn int8_tile<const T: usize, const H: usize>(
-    panel: &[u8],
-    x: &IntRows<'_>,
-    first: usize,
-    first_half: usize,
-    out: &mut [[f32; PANEL]; T],
-) {
-    let (head, size) = (head_bytes(Format::Q8_0), packed_block_bytes(Format::Q8_0));
-    let blocks = x.cols / BLOCK;
+unsafe fn dot8<const T: usize, const H: usize, const G: usize>(
+    values: *const __m256i,
+    q: [*const i8; T],
+) -> [[__m256i; H]; T] {
     let ones = _mm256_set1_epi16(1);
-    let mut acc = [[_mm256_setzero_ps(); H]; T];
-    // SAFETY: as in `int4_tile`.
+    let mut dot = [[_mm256_setzero_si256(); H]; T];
+    // SAFETY: as promised; a group is two vectors of values.
     unsafe {
-        let rows: [*const i8; T] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.cols));
-        for b in 0..blocks {
-            let block = panel.as_ptr().add(b * size);
-            let values = block.add(head).cast::<__m256i>();
-            let mut dot = [[_mm256_setzero_si256(); H]; T];
-            for group in 0..8 {
-                let w: [__m256i; H] =
-                    std::array::from_fn(|h| _mm256_load_si256(values.add(2 * group + first_half + h)));
-                let magnitude = w.map(|w| _mm256_abs_epi8(w));
-                for t in 0..T {
-                    let q = rows[t].add(b * BLOCK + 4 * group).cast::<i32>();
-                    let q = _mm256_set1_epi32(q.read_unaligned());
-                    for h in 0..H {
-                        let pairs = _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(q, w[h]));
-                        dot[t][h] = _mm256_add_epi32(dot[t][h], _mm256_madd_epi16(pairs, ones));
-                    }
-                }
-            }
-            let scales: [__m256; H] = std::array::from_fn(|h| halves(block, first_half + h));
+        for group in 0..G {
+            let w: [__m256i; H] = std::array::from_fn(|h| _mm256_load_si256(values.add(2 * group + h)));
+            let magnitude = w.map(|w| _mm256_abs_epi8(w));
             for t in 0..T {
-                let scale = _mm256_set1_ps(*x.scales.as_ptr().add((first + t) * blocks + b));
+                let q = q[t].add(4 * group).cast::<i32>();
+                let q = _mm256_set1_epi32(q.read_unaligned());
                 for h in 0..H {
-                    let sum = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(dot[t][h]));
-                    acc[t][h] = _mm256_fmadd_ps(scales[h], sum, acc[t][h]);
+                    let pairs = _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(q, w[h]));
+                    dot[t][h] = _mm256_add_epi32(dot[t][h], _mm256_madd_epi16(pairs, ones));
                 }
             }
         }
     }
-    store(&acc, first_half, out);
+    dot
 }
 
 /// As [`scalar::float`](super::scalar::float).
@@ -199,14 +251,15 @@ pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut 
         Format::F32 => float_panels::<F32>(format, panels, x, out),
         Format::F16 => float_panels::<F16>(format, panels, x, out),
         Format::Bf16 => float_panels::<Bf16>(format, panels, x, out),
-        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
-            let size = packed_block_bytes(format);
+        _ => {
+            let (columns, size) = (format.block_len(), unit_bytes(format));
             let mut decoded = [0f32; PANEL * CHUNK];
             for (panel, out) in each_panel(format, panels, x, out) {
-                for (c, blocks) in panel.chunks(CHUNK / BLOCK * size).enumerate() {
-                    let cols = blocks.len() / size * BLOCK;
-                    for (block, out) in blocks.chunks_exact(size).zip(decoded.as_chunks_mut().0) {
-                        decode_block(format, block, out);
+                for (c, units) in panel.chunks(CHUNK / columns * size).enumerate() {
+                    let cols = units.len() / size * columns;
+                    for (unit, out) in units.chunks_exact(size).zip(decoded.chunks_exact_mut(columns * PANEL))
+                    {
+                        decode_unit(format, unit, out);
                     }
                     let bytes = as_bytes(&decoded[..cols * PANEL]);
                     float_rows::<F32>(bytes, x, c * CHUNK..c * CHUNK + cols, out);
@@ -347,59 +400,64 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
     }
 }
 
-/// Decodes a packed block to `[BLOCK][PANEL]`.
+/// Decodes a packed unit to `[block_len][PANEL]`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn decode_block(format: Format, block: &[u8], out: &mut [f32; PANEL * BLOCK]) {
-    assert_eq!(block.len(), packed_block_bytes(format), "block");
-    let head = head_bytes(format);
+pub(super) fn decode_unit(format: Format, unit: &[u8], out: &mut [f32]) {
+    assert!(unit.len() == unit_bytes(format) && out.len() == format.block_len() * PANEL, "unit");
+    let (blocks, _) = out.as_chunks_mut();
+    let decode: unsafe fn(&[u8], &mut [[f32; PANEL * BLOCK]]) = with_kind!(format, K => decode_blocks::<K>);
+    // SAFETY: the unit is whole, and `blocks` are as many as it has.
+    unsafe { decode(unit, blocks) };
+}
+
+/// # Safety
+/// `unit` must be one of the format, with as many blocks as `out`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn decode_blocks<K: Kind>(unit: &[u8], out: &mut [[f32; PANEL * BLOCK]]) {
+    let shape = const { K::SHAPE };
     let nibble = _mm256_set1_epi32(15);
-    for half in 0..2 {
-        // SAFETY: the block has its scales (and minima, if affine), and eight (four, at 4 bits) groups of two times 32
-        // bytes; `out` is 32 columns of two times eight floats.
-        unsafe {
-            let scale = halves(block.as_ptr(), half);
-            let min = match format {
-                Format::Q4_0 => _mm256_mul_ps(scale, _mm256_set1_ps(-8.0)),
-                Format::Q4_1 => halves(block.as_ptr(), 2 + half),
-                _ => _mm256_setzero_ps(),
-            };
-            let mut put = |k: usize, q: __m256i| {
-                let value = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(q), min);
-                _mm256_storeu_ps(out.as_mut_ptr().add(k * PANEL + 8 * half), value);
-            };
-            let values = block.as_ptr().add(head).cast::<__m256i>();
-            if format == Format::Q8_0 {
-                for group in 0..8 {
-                    let mut w = _mm256_loadu_si256(values.add(2 * group + half));
-                    // From the last byte of each lane to the first, so that each in turn is the topmost.
-                    for j in (0..4).rev() {
-                        put(4 * group + j, _mm256_srai_epi32::<24>(w));
-                        w = _mm256_slli_epi32::<8>(w);
+    let shift = _mm256_set1_epi32(shape.shift);
+    for (part, out) in out.iter_mut().enumerate() {
+        for half in 0..2 {
+            // SAFETY: the block has eight (four, at 4 bits) groups of two times 32 bytes after its small scales; `out` is 32
+            // columns of two times eight floats.
+            unsafe {
+                let block = unit.as_ptr().add(shape.head() + part * shape.block_bytes());
+                let BlockScales { scales, minimum } = block_scales::<K>(unit.as_ptr(), block, half);
+                let mut put = |k: usize, q: __m256i| {
+                    let q = if shape.shift == 0 { q } else { _mm256_add_epi32(q, shift) };
+                    let mut value = _mm256_mul_ps(scales[k / 16], _mm256_cvtepi32_ps(q));
+                    if shape.affine {
+                        value = _mm256_add_ps(value, minimum);
                     }
-                }
-            } else {
-                for group in 0..4 {
-                    let mut w = _mm256_loadu_si256(values.add(2 * group + half));
-                    for j in 0..4 {
-                        put(4 * group + j, _mm256_and_si256(w, nibble));
-                        put(BLOCK / 2 + 4 * group + j, _mm256_and_si256(_mm256_srli_epi32::<4>(w), nibble));
-                        w = _mm256_srli_epi32::<8>(w);
+                    _mm256_storeu_ps(out.as_mut_ptr().add(k * PANEL + 8 * half), value);
+                };
+                let values = block.add(shape.block_head()).cast::<__m256i>();
+                if shape.bits == 8 {
+                    for group in 0..8 {
+                        let mut w = _mm256_loadu_si256(values.add(2 * group + half));
+                        // From the last byte of each lane to the first, so that each in turn is the topmost.
+                        for j in (0..4).rev() {
+                            put(4 * group + j, _mm256_srai_epi32::<24>(w));
+                            w = _mm256_slli_epi32::<8>(w);
+                        }
+                    }
+                } else {
+                    for group in 0..4 {
+                        let mut w = _mm256_loadu_si256(values.add(2 * group + half));
+                        for j in 0..4 {
+                            put(4 * group + j, _mm256_and_si256(w, nibble));
+                            put(
+                                BLOCK / 2 + 4 * group + j,
+                                _mm256_and_si256(_mm256_srli_epi32::<4>(w), nibble),
+                            );
+                            w = _mm256_srli_epi32::<8>(w);
+                        }
                     }
                 }
             }
         }
     }
-}
-
-/// The `i`-th eight f16 of the head of a block, as f32.
-///
-/// # Safety
-/// They must lie inside the block.
-#[target_feature(enable = "avx2,f16c")]
-#[inline]
-unsafe fn halves(block: *const u8, i: usize) -> __m256 {
-    // SAFETY: as promised.
-    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(block.cast::<__m128i>().add(i))) }
 }
 
 /// Writes the lanes of `H` halves.

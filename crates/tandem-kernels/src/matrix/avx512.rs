@@ -1,7 +1,8 @@
 //! AVX-512 kernels: the steps of [`scalar`](super::scalar) on sixteen lanes, one panel wide.
 //!
 //! VNNI's `dpbusd` multiplies four unsigned by four signed bytes a lane and adds them to 32 bits, exactly. 4-bit weights
-//! are unsigned as they are; 8-bit ones get 128 added, which the sum of the activations takes out again.
+//! are unsigned as they are; 8-bit ones get 128 added, which the sum of the activations takes out again. There is no such
+//! sum of half a block: in split blocks the sign of a weight goes to the activation.
 //!
 //! Pointers are read without checks inside the tiles; [`int`] and [`float`] check all lengths first.
 
@@ -10,114 +11,47 @@ use std::ops::Range;
 
 use tandem_model::format::{BLOCK, Format};
 
-use super::avx2::{as_bytes, decode_block};
+use super::avx2::{IntPanel, as_bytes, decode_unit};
+use super::kind::{Kind, Scales, with_kind};
 use super::scalar::{CHUNK, each_panel};
-use super::{PANEL, head_bytes, packed_block_bytes};
+use super::{PANEL, unit_bytes};
 use crate::activations::{FloatRows, IntRows};
 
 /// As [`scalar::int`](super::scalar::int).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
-    let blocks = x.cols / BLOCK;
-    assert_eq!(panel.len(), blocks * packed_block_bytes(format), "panel");
-    assert!(x.q.len() >= out.len() * x.cols, "rows");
-    assert!(
-        [x.scales.len(), x.sums.len(), x.totals.len()].iter().all(|&len| len >= out.len() * blocks),
-        "rows"
-    );
+    assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
+    x.check(out.len());
+    let run: IntPanel = with_kind!(format, K => int_rows::<K>);
     // SAFETY: the lengths were checked for all rows of `out`.
-    unsafe {
-        match format {
-            Format::Q4_0 => int_rows::<Q4_0>(panel, x, out),
-            Format::Q4_1 => int_rows::<Q4_1>(panel, x, out),
-            _ => int_rows::<Q8_0>(panel, x, out),
-        }
-    }
-}
-
-/// How a quantized format becomes unsigned bytes.
-trait Quantized {
-    const FORMAT: Format;
-    /// Whether blocks have a minimum.
-    const AFFINE: bool = false;
-    /// What the unsigned values are larger by than the true ones.
-    const OFFSET: i32 = 0;
-
-    /// Groups `i` and `i + 4` of the values of a block: 16 lanes of four bytes.
-    ///
-    /// # Safety
-    /// `values` must be the values of a block, and `i < 4`; AVX-512 F must be there.
-    unsafe fn groups(values: *const __m512i, i: usize) -> [__m512i; 2];
-}
-
-struct Q4_0;
-struct Q4_1;
-struct Q8_0;
-
-impl Quantized for Q4_0 {
-    const FORMAT: Format = Format::Q4_0;
-    const OFFSET: i32 = 8;
-
-    #[inline(always)]
-    unsafe fn groups(values: *const __m512i, i: usize) -> [__m512i; 2] {
-        // SAFETY: as promised.
-        unsafe { Q4_1::groups(values, i) }
-    }
-}
-
-impl Quantized for Q4_1 {
-    const FORMAT: Format = Format::Q4_1;
-    const AFFINE: bool = true;
-
-    #[inline(always)]
-    unsafe fn groups(values: *const __m512i, i: usize) -> [__m512i; 2] {
-        // SAFETY: as promised.
-        unsafe {
-            let bytes = _mm512_loadu_si512(values.add(i));
-            let nibble = _mm512_set1_epi32(0x0F0F_0F0F);
-            [_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), nibble)]
-        }
-    }
-}
-
-impl Quantized for Q8_0 {
-    const FORMAT: Format = Format::Q8_0;
-    const OFFSET: i32 = 128;
-
-    #[inline(always)]
-    unsafe fn groups(values: *const __m512i, i: usize) -> [__m512i; 2] {
-        // SAFETY: as promised.
-        unsafe {
-            let offset = _mm512_set1_epi32(0x8080_8080_u32.cast_signed());
-            [i, i + 4].map(|i| _mm512_xor_si512(_mm512_loadu_si512(values.add(i)), offset))
-        }
-    }
+    unsafe { run(format.block_len() / BLOCK, panel, x, out) };
 }
 
 /// # Safety
-/// `panel` must be a panel of `x.cols` columns of the format, and `x` hold as many rows as `out`.
+/// `panel` must be a panel of `x.cols` columns of the format, whose units are `unit` blocks, and `x` hold as many rows as
+/// `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn int_rows<Q: Quantized>(panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
+unsafe fn int_rows<K: Kind>(unit: usize, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     let mut first = 0;
     // SAFETY: as promised by the caller; rows are taken in turn.
     unsafe {
         let (tiles, rest) = out.as_chunks_mut::<8>();
         for tile in tiles {
-            int_tile::<Q, 8>(panel, x, first, tile);
+            int_tile::<K, 8>(unit, panel, x, first, tile);
             first += 8;
         }
         let (tiles, rest) = rest.as_chunks_mut::<4>();
         for tile in tiles {
-            int_tile::<Q, 4>(panel, x, first, tile);
+            int_tile::<K, 4>(unit, panel, x, first, tile);
             first += 4;
         }
         let (tiles, rest) = rest.as_chunks_mut::<2>();
         for tile in tiles {
-            int_tile::<Q, 2>(panel, x, first, tile);
+            int_tile::<K, 2>(unit, panel, x, first, tile);
             first += 2;
         }
         if let [row] = rest {
-            int_tile::<Q, 1>(panel, x, first, std::array::from_mut(row));
+            int_tile::<K, 1>(unit, panel, x, first, std::array::from_mut(row));
         }
     }
 }
@@ -125,50 +59,133 @@ unsafe fn int_rows<Q: Quantized>(panel: &[u8], x: &IntRows<'_>, out: &mut [[f32;
 /// `T` rows times a panel of quantized weights.
 ///
 /// # Safety
-/// `panel` must be a panel of `x.cols` columns of the format, and `x` hold the rows `first..first + T`.
+/// As [`int_rows`], for the rows `first..first + T` of `x`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-unsafe fn int_tile<Q: Quantized, const T: usize>(
+unsafe fn int_tile<K: Kind, const T: usize>(
+    unit: usize,
     panel: &[u8],
     x: &IntRows<'_>,
     first: usize,
     out: &mut [[f32; PANEL]; T],
 ) {
-    let (head, size) = (head_bytes(Q::FORMAT), packed_block_bytes(Q::FORMAT));
+    let shape = const { K::SHAPE };
+    // What the true integers are larger by than the unsigned ones that are multiplied.
+    let shift = if shape.bits == 8 && !shape.split { shape.shift - 128 } else { shape.shift };
+    let unit_bytes = shape.head() + unit * shape.block_bytes();
     let blocks = x.cols / BLOCK;
     let mut acc = [_mm512_setzero_ps(); T];
-    // SAFETY: block `b` of the panel is `size` bytes and read up to its end; row `first + t` has `cols` values in `q`
-    // and `blocks` scales, sums and totals.
+    // SAFETY: unit `u` of the panel is `unit_bytes`, and its blocks are read up to their ends; row `first + t` has `cols` values
+    // in `q` and `blocks` scales, sums and totals.
     unsafe {
         let rows: [*const i8; T] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.cols));
-        for b in 0..blocks {
-            let block = panel.as_ptr().add(b * size);
-            let mut dot: [__m512i; T] = std::array::from_fn(|t| match Q::OFFSET {
-                0 => _mm512_setzero_si512(),
-                offset => _mm512_set1_epi32(-offset * *x.totals.as_ptr().add((first + t) * blocks + b)),
-            });
-            for i in 0..4 {
-                let [low, high] = Q::groups(block.add(head).cast(), i);
-                for t in 0..T {
-                    let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
-                    dot[t] = _mm512_dpbusd_epi32(dot[t], low, _mm512_set1_epi32(q.read_unaligned()));
-                    dot[t] = _mm512_dpbusd_epi32(dot[t], high, _mm512_set1_epi32(q.add(4).read_unaligned()));
+        for (u, b) in (0..blocks).step_by(unit).enumerate() {
+            let head = panel.as_ptr().add(u * unit_bytes);
+            for part in 0..unit {
+                let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
+                let values = block.add(shape.block_head()).cast::<__m512i>();
+                let mut dot: [[__m512i; 2]; T] = std::array::from_fn(|t| {
+                    let zero = _mm512_setzero_si512();
+                    match shift {
+                        0 => [zero; 2],
+                        _ => [
+                            _mm512_set1_epi32(shift * *x.totals.as_ptr().add((first + t) * blocks + b)),
+                            zero,
+                        ],
+                    }
+                });
+                for i in 0..4 {
+                    let w = groups::<K>(values, i);
+                    for t in 0..T {
+                        let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
+                        for (side, w) in w.into_iter().enumerate() {
+                            let q = _mm512_set1_epi32(q.add(4 * side).read_unaligned());
+                            if shape.split {
+                                let signed = _mm512_mask_sub_epi8(
+                                    q,
+                                    _mm512_movepi8_mask(w),
+                                    _mm512_setzero_si512(),
+                                    q,
+                                );
+                                dot[t][side] = _mm512_dpbusd_epi32(dot[t][side], _mm512_abs_epi8(w), signed);
+                            } else {
+                                dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], w, q);
+                            }
+                        }
+                    }
                 }
-            }
-            let scales = halves(block);
-            let minima = if Q::AFFINE { halves(block.add(2 * PANEL)) } else { scales };
-            for t in 0..T {
-                let i = (first + t) * blocks + b;
-                let scale = _mm512_set1_ps(*x.scales.as_ptr().add(i));
-                let sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot[t]));
-                acc[t] = _mm512_fmadd_ps(scales, sum, acc[t]);
-                if Q::AFFINE {
-                    acc[t] = _mm512_fmadd_ps(minima, _mm512_set1_ps(*x.sums.as_ptr().add(i)), acc[t]);
+                let (scales, minimum) = block_scales::<K>(head, block);
+                for t in 0..T {
+                    let i = (first + t) * blocks + b;
+                    let scale = _mm512_set1_ps(*x.scales.as_ptr().add(i));
+                    for side in 0..if shape.split { 2 } else { 1 } {
+                        let sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot[t][side]));
+                        acc[t] = _mm512_fmadd_ps(scales[side], sum, acc[t]);
+                    }
+                    if shape.affine {
+                        let sums = _mm512_set1_ps(*x.sums.as_ptr().add(i));
+                        acc[t] = _mm512_fmadd_ps(minimum, sums, acc[t]);
+                    }
                 }
             }
         }
         for (acc, out) in acc.iter().zip(out) {
             _mm512_storeu_ps(out.as_mut_ptr(), *acc);
+        }
+    }
+}
+
+/// Groups `i` and `i + 4` of the values of a block, 16 lanes of four bytes: unsigned, but in a split block as they are.
+///
+/// # Safety
+/// `values` must be the values of a block, and `i < 4`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn groups<K: Kind>(values: *const __m512i, i: usize) -> [__m512i; 2] {
+    // SAFETY: as promised; a block has four vectors at 4 bits and eight at 8.
+    unsafe {
+        if K::SHAPE.bits == 4 {
+            let bytes = _mm512_loadu_si512(values.add(i));
+            let nibble = _mm512_set1_epi32(0x0F0F_0F0F);
+            return [
+                _mm512_and_si512(bytes, nibble),
+                _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), nibble),
+            ];
+        }
+        let bytes = [_mm512_loadu_si512(values.add(i)), _mm512_loadu_si512(values.add(i + 4))];
+        let offset = _mm512_set1_epi32(0x8080_8080_u32.cast_signed());
+        if K::SHAPE.split { bytes } else { bytes.map(|bytes| _mm512_xor_si512(bytes, offset)) }
+    }
+}
+
+/// What [`Block::scales`](super::scalar::Block::scales) says, in sixteen lanes.
+///
+/// # Safety
+/// `head` must be that of a unit, and `block` one of its blocks.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn block_scales<K: Kind>(head: *const u8, block: *const u8) -> ([__m512; 2], __m512) {
+    let shape = const { K::SHAPE };
+    // SAFETY: the head has 16 scales and, if affine, as many minima; a nested block 32 small ones.
+    unsafe {
+        let at = |i: usize| {
+            let at = head.add(i * PANEL * shape.scale_bytes());
+            match shape.scales {
+                Scales::F32 => F32::load(at),
+                Scales::Bf16 => Bf16::load(at),
+                Scales::F16 | Scales::Nested => F16::load(at),
+            }
+        };
+        let small = |i: usize| {
+            let bytes = _mm_loadu_si128(block.add(i * PANEL).cast());
+            let wide = if shape.split { _mm512_cvtepi8_epi32(bytes) } else { _mm512_cvtepu8_epi32(bytes) };
+            _mm512_cvtepi32_ps(wide)
+        };
+        let (scale, minimum) = (at(0), if shape.affine { at(1) } else { _mm512_setzero_ps() });
+        match (shape.scales == Scales::Nested, shape.split) {
+            (false, _) => ([scale; 2], minimum),
+            (true, false) => ([_mm512_mul_ps(scale, small(0)); 2], _mm512_mul_ps(minimum, small(1))),
+            (true, true) => ([0, 1].map(|i| _mm512_mul_ps(scale, small(i))), minimum),
         }
     }
 }
@@ -181,14 +198,15 @@ pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut 
         Format::F32 => float_panels::<F32>(format, panels, x, out),
         Format::F16 => float_panels::<F16>(format, panels, x, out),
         Format::Bf16 => float_panels::<Bf16>(format, panels, x, out),
-        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
-            let size = packed_block_bytes(format);
+        _ => {
+            let (columns, size) = (format.block_len(), unit_bytes(format));
             let mut decoded = [0f32; PANEL * CHUNK];
             for (panel, out) in each_panel(format, panels, x, out) {
-                for (c, blocks) in panel.chunks(CHUNK / BLOCK * size).enumerate() {
-                    let cols = blocks.len() / size * BLOCK;
-                    for (block, out) in blocks.chunks_exact(size).zip(decoded.as_chunks_mut().0) {
-                        decode_block(format, block, out);
+                for (c, units) in panel.chunks(CHUNK / columns * size).enumerate() {
+                    let cols = units.len() / size * columns;
+                    for (unit, out) in units.chunks_exact(size).zip(decoded.chunks_exact_mut(columns * PANEL))
+                    {
+                        decode_unit(format, unit, out);
                     }
                     let bytes = as_bytes(&decoded[..cols * PANEL]);
                     float_rows::<F32>(bytes, x, c * CHUNK..c * CHUNK + cols, out);

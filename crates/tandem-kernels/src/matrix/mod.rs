@@ -4,16 +4,17 @@
 //! row, so that an output never is a sum across lanes. Within a panel:
 //!
 //! * floats lie `[cols][PANEL]`;
-//! * quantized blocks of 32 columns lie one after the other, each one stream of bytes: the scales `[PANEL] f16`, for
-//!   affine formats the minima `[PANEL] f16`, then the values. Those are grouped by four consecutive columns, which
-//!   is what the integer dot product instructions eat: 64 bytes, four for each row. With 4-bit values, the low nibbles
-//!   are group `g` (columns `4g..4g+4`) and the high nibbles group `g + 4` (columns `16+4g..`), which is how the bytes of
-//!   a GGUF block lie in their row already, so that packing is a transposition of 4-byte words.
+//! * quantized columns lie in blocks of 32, each one stream of bytes, with the scales before them as the module `kind`
+//!   says. The values of a block are grouped by four consecutive columns, which is what the integer dot product
+//!   instructions eat: 64 bytes, four for each row. With 4-bit values, the low nibbles are group `g` (columns
+//!   `4g..4g+4`) and the high nibbles group `g + 4` (columns `16+4g..`), which is how the bytes of a GGUF block of 32 lie in
+//!   their row already, so that packing is a transposition of 4-byte words.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod kind;
 mod pack;
 mod product;
 mod quantize;
@@ -25,6 +26,7 @@ pub use quantize::Target;
 
 use std::ops::Range;
 
+use kind::Shape;
 use tandem_model::format::{BLOCK, Format};
 
 use crate::buffer::HugeBuffer;
@@ -57,6 +59,13 @@ impl PackedMatrix {
         self.format
     }
 
+    /// Bytes that a matrix takes once it is packed; `None` if `cols` does not divide into the blocks of `format`, or there
+    /// are too many.
+    pub fn packed_bytes(format: Format, rows: usize, cols: usize) -> Option<usize> {
+        let units = cols.is_multiple_of(format.block_len()).then_some(cols / format.block_len())?;
+        units.checked_mul(unit_bytes(format))?.checked_mul(rows.div_ceil(PANEL))
+    }
+
     /// Bytes that one product streams: the packed values, padding included.
     pub fn bytes(&self) -> usize {
         self.data.len()
@@ -79,21 +88,14 @@ impl PackedMatrix {
     }
 }
 
-/// Bytes of the scales and minima at the start of a packed block.
-const fn head_bytes(format: Format) -> usize {
-    match format {
-        Format::F32 | Format::F16 | Format::Bf16 => 0,
-        Format::Q4_0 | Format::Q8_0 => 2 * PANEL,
-        Format::Q4_1 => 4 * PANEL,
-    }
-}
-
-/// Bytes of one packed block: `block_len` columns of a panel.
-const fn packed_block_bytes(format: Format) -> usize {
+/// Bytes of one packed unit: [`Format::block_len`] columns of a panel.
+fn unit_bytes(format: Format) -> usize {
     match format {
         Format::F32 => 4 * PANEL,
         Format::F16 | Format::Bf16 => 2 * PANEL,
-        Format::Q4_0 | Format::Q4_1 => head_bytes(format) + PANEL * BLOCK / 2,
-        Format::Q8_0 => head_bytes(format) + PANEL * BLOCK,
+        _ => {
+            let shape = Shape::of(format);
+            shape.head() + format.block_len() / BLOCK * shape.block_bytes()
+        }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use half::{bf16, f16};
-use tandem_model::format::{BLOCK, Format};
+use half::f16;
+use tandem_model::format::{BLOCK, Format, StoredRow};
 
-use super::{PANEL, PackedMatrix, head_bytes, packed_block_bytes};
+use super::kind::{Scales, Shape};
+use super::scalar::{blocks, float_value};
+use super::{PANEL, PackedMatrix, unit_bytes};
 use crate::buffer::{HugeBuffer, OutOfMemory};
 use crate::team::Team;
 
@@ -42,34 +44,35 @@ pub enum PackError {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix whose rows are stored in `format`; `row(i)` is the bytes of row `i`.
+    /// Packs a matrix whose rows are stored in `format`; `row(i)` is the stored row `i`.
     ///
     /// # Errors
     /// If `cols` does not divide into blocks, a row has the wrong length, or there is no memory.
-    pub fn pack<'a>(
+    pub fn pack<'a, R: Into<StoredRow<'a>>>(
         team: &Team,
         format: Format,
         rows: usize,
         cols: usize,
-        row: impl Fn(usize) -> &'a [u8] + Sync,
+        row: impl Fn(usize) -> R + Sync,
     ) -> Result<PackedMatrix, PackError> {
-        let expected = format.row_bytes(cols).ok_or(PackError::Columns { format, cols })?;
+        let values = format.row_bytes(cols).ok_or(PackError::Columns { format, cols })?;
+        let expected = values + 2 * format.scale_row_bytes(cols);
         let wrong = Mutex::new(None);
         let matrix = PackedMatrix::build(team, format, rows, cols, |index, panel| {
             for lane in 0..PANEL.min(rows - index * PANEL) {
-                let bytes = row(index * PANEL + lane);
-                if bytes.len() != expected {
+                let stored = row(index * PANEL + lane).into();
+                if !format.is_row(&stored, cols) {
                     let error = PackError::Row {
                         row: index * PANEL + lane,
                         cols,
                         format,
-                        found: bytes.len(),
+                        found: stored.len(),
                         expected,
                     };
                     wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     return;
                 }
-                pack_lane(format, bytes, lane, panel);
+                pack_lane(format, stored, lane, panel);
             }
         })?;
         wrong.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(matrix), Err)
@@ -83,11 +86,8 @@ impl PackedMatrix {
         cols: usize,
         fill: impl Fn(usize, &mut [u8]) + Sync,
     ) -> Result<PackedMatrix, PackError> {
-        let blocks = cols / format.block_len();
-        let bytes = blocks
-            .checked_mul(packed_block_bytes(format))
-            .and_then(|panel| panel.checked_mul(rows.div_ceil(PANEL)))
-            .ok_or(OutOfMemory { bytes: usize::MAX })?;
+        let bytes =
+            PackedMatrix::packed_bytes(format, rows, cols).ok_or(OutOfMemory { bytes: usize::MAX })?;
         let mut matrix = PackedMatrix { format, rows, cols, data: HugeBuffer::zeroed(bytes)? };
         if bytes > 0 {
             let panel = bytes / matrix.panels();
@@ -104,22 +104,50 @@ impl PackedMatrix {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "columns");
         let (panel, lane) = (self.panels_bytes(row / PANEL..row / PANEL + 1), row % PANEL);
-        let blocks = panel.chunks_exact(packed_block_bytes(self.format));
-        for (block, out) in blocks.zip(out.chunks_exact_mut(self.format.block_len())) {
-            let half = |i: usize| [block[2 * i], block[2 * i + 1]];
-            match self.format {
-                Format::F32 => out[0] = f32::from_le_bytes(std::array::from_fn(|i| block[4 * lane + i])),
-                Format::F16 => out[0] = f16::from_le_bytes(half(lane)).to_f32(),
-                Format::Bf16 => out[0] = bf16::from_le_bytes(half(lane)).to_f32(),
+        if self.format.is_quantized() {
+            for (block, out) in blocks(self.format, panel).zip(out.as_chunks_mut::<BLOCK>().0) {
+                for (k, out) in out.iter_mut().enumerate() {
+                    *out = block.value(k, lane);
+                }
+            }
+        } else {
+            for (column, out) in panel.chunks_exact(unit_bytes(self.format)).zip(out) {
+                *out = float_value(self.format, column, lane);
+            }
+        }
+    }
+}
+
+/// Puts one stored row into its lane of a panel.
+pub(super) fn pack_lane(format: Format, row: StoredRow<'_>, lane: usize, panel: &mut [u8]) {
+    match format {
+        Format::F32 => return pack_floats::<4>(row.values, lane, panel),
+        Format::F16 | Format::Bf16 => return pack_floats::<2>(row.values, lane, panel),
+        _ => {}
+    }
+    let shape = Shape::of(format);
+    let units = panel.chunks_exact_mut(unit_bytes(format));
+    for (i, (stored, unit)) in row.values.chunks_exact(format.block_bytes()).zip(units).enumerate() {
+        let (head, blocks) = unit.split_at_mut(shape.head());
+        pack_scales(format, shape, &row, i, stored, lane, head);
+        for (part, block) in blocks.chunks_exact_mut(shape.block_bytes()).enumerate() {
+            let (small, values) = block.split_at_mut(shape.block_head());
+            if let Some([first, second]) = format.small_scales(stored, part) {
+                (small[lane], small[PANEL + lane]) = (first, second);
+            }
+            match format {
+                // These lie in their rows as they lie in a panel.
                 Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
-                    let d = f16::from_le_bytes(half(lane)).to_f32();
-                    let m = match self.format {
-                        Format::Q4_0 => -8.0 * d,
-                        Format::Q4_1 => f16::from_le_bytes(half(PANEL + lane)).to_f32(),
-                        _ => 0.0,
-                    };
-                    for (k, out) in out.iter_mut().enumerate() {
-                        *out = d * f32::from(quant(self.format, block, k, lane)) + m;
+                    pack_words(&stored[shape.head() / PANEL..], lane, values);
+                }
+                _ => {
+                    let quants = format.quants(stored, part).map(i8::cast_unsigned);
+                    if shape.bits == 8 {
+                        pack_words(&quants, lane, values);
+                    } else {
+                        let (low, high) = quants.split_at(BLOCK / 2);
+                        let bytes: [u8; BLOCK / 2] = std::array::from_fn(|i| low[i] | high[i] << 4);
+                        pack_words(&bytes, lane, values);
                     }
                 }
             }
@@ -127,36 +155,43 @@ impl PackedMatrix {
     }
 }
 
-/// The stored integer at column `k` of the block, in `lane`.
-pub(super) fn quant(format: Format, block: &[u8], k: usize, lane: usize) -> i16 {
-    let values = &block[head_bytes(format)..];
-    let byte = |group: usize| values[group * 4 * PANEL + lane * 4 + k % 4];
-    match format {
-        Format::Q8_0 => i16::from(byte(k / 4).cast_signed()),
-        _ if k < BLOCK / 2 => i16::from(byte(k / 4) & 15),
-        _ => i16::from(byte(k / 4 - 4) >> 4),
+/// Puts the scale and minimum of unit `index` into their lane of its head.
+fn pack_scales(
+    format: Format,
+    shape: Shape,
+    row: &StoredRow<'_>,
+    index: usize,
+    stored: &[u8],
+    lane: usize,
+    head: &mut [u8],
+) {
+    let size = shape.scale_bytes();
+    let mut put = |i: usize, bytes: &[u8]| head[(i * PANEL + lane) * size..][..size].copy_from_slice(bytes);
+    match (shape.scales, format) {
+        (Scales::Nested, _) => {
+            let [d, dmin] = format.super_scales(stored).unwrap_or([f16::ZERO; 2]);
+            put(0, &d.to_le_bytes());
+            if shape.affine {
+                put(1, &(-dmin).to_le_bytes());
+            }
+        }
+        (_, Format::Affine(_)) => {
+            put(0, &row.scales[index * size..][..size]);
+            put(1, &row.biases[index * size..][..size]);
+        }
+        _ => {
+            put(0, &stored[..size]);
+            if shape.affine {
+                put(1, &stored[size..2 * size]);
+            }
+        }
     }
 }
 
-/// Puts one stored row into its lane of a panel.
-pub(super) fn pack_lane(format: Format, row: &[u8], lane: usize, panel: &mut [u8]) {
-    match format {
-        Format::F32 => pack_floats::<4>(row, lane, panel),
-        Format::F16 | Format::Bf16 => pack_floats::<2>(row, lane, panel),
-        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
-            let head = head_bytes(format);
-            let packed = panel.chunks_exact_mut(packed_block_bytes(format));
-            for (stored, packed) in row.chunks_exact(format.block_bytes()).zip(packed) {
-                let (scales, values) = stored.split_at(head / PANEL);
-                for (i, scale) in scales.chunks_exact(2).enumerate() {
-                    packed[2 * (i * PANEL + lane)..][..2].copy_from_slice(scale);
-                }
-                let groups = packed[head..].chunks_exact_mut(4 * PANEL);
-                for (group, word) in groups.zip(values.chunks_exact(4)) {
-                    group[4 * lane..][..4].copy_from_slice(word);
-                }
-            }
-        }
+/// Spreads the values of a block over its groups: four bytes a group.
+fn pack_words(bytes: &[u8], lane: usize, values: &mut [u8]) {
+    for (group, word) in values.chunks_exact_mut(4 * PANEL).zip(bytes.as_chunks::<4>().0) {
+        group[4 * lane..][..4].copy_from_slice(word);
     }
 }
 

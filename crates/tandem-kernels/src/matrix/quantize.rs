@@ -52,7 +52,7 @@ impl PackedMatrix {
                     Isa::Avx2 | Isa::Avx512 => unsafe { quantize_row_avx2(target, &values, &mut stored) },
                     _ => quantize_row(target, &values, &mut stored),
                 }
-                pack_lane(format, &stored, lane, panel);
+                pack_lane(format, (&stored).into(), lane, panel);
             }
         })
     }

@@ -13,7 +13,7 @@ use crate::error::ModelError;
 use crate::format::Format;
 use crate::generation::GenerationConfig;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{Source, Tensor, Weights};
+use crate::weights::{Bytes, Source, Tensor, Weights};
 
 /// Standard deviation of the weights, transformers' `initializer_range`.
 const DEVIATION: f32 = 0.02;
@@ -24,8 +24,8 @@ impl Checkpoint {
     /// bytes, the others have no text; there is no template and no end token.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`] for the config; [`ModelError::Unsupported`] if `format`'s blocks do not divide a row or the
-    /// weights do not fit into memory.
+    /// As [`Checkpoint::open`] for the config; [`ModelError::Unsupported`] if `format` is not one of those (F32, F16,
+    /// BF16, Q4_0, Q4_1, Q8_0), its blocks do not divide a row, or the weights do not fit into memory.
     pub fn dummy(config_json: &Path, seed: u64, format: Format) -> Result<Self, ModelError> {
         let json = std::fs::read(config_json)
             .map_err(|source| ModelError::Io { path: config_json.to_owned(), source })?;
@@ -45,7 +45,8 @@ impl Checkpoint {
                     config_json,
                     format!("shape of {}", weight.tensor),
                     format!("{shape:?} in {}", format.name()),
-                    "rows must divide into blocks of the format, and the weights must fit into memory",
+                    "dummy weights are F32, F16, BF16, Q4_0, Q4_1 or Q8_0, in rows of whole blocks, and must fit into \
+                     memory",
                 )
             })?;
             tensors.insert(weight.tensor.clone(), tensor);
@@ -66,17 +67,21 @@ fn constant(value: f32, shape: &[usize]) -> Option<Tensor> {
     tensor(Format::F32, shape, |bytes| bytes.as_chunks_mut::<4>().0.fill(value.to_le_bytes()))
 }
 
-/// `None` if the format cannot store the shape, or there is no memory.
+/// `None` if the format cannot store the shape or is not drawn, or there is no memory.
 fn random(format: Format, shape: &[usize], seed: u64) -> Option<Tensor> {
     // A uniform distribution over (-a, a) has the deviation a / sqrt(3).
     let reach = DEVIATION * 3f32.sqrt();
     let uniform = |draw: u64| (f32::from(draw as u16) - 32767.5) * (reach / 32768.0);
     let mut counter = Counter(seed);
+    let drawn = [Format::F32, Format::F16, Format::Bf16, Format::Q4_0, Format::Q4_1, Format::Q8_0];
+    if !drawn.contains(&format) {
+        return None;
+    }
     tensor(format, shape, |bytes| match format {
         Format::F32 => fill(bytes, &mut counter, |draw| uniform(draw).to_le_bytes()),
         Format::F16 => fill(bytes, &mut counter, |draw| f16::from_f32(uniform(draw)).to_le_bytes()),
         Format::Bf16 => fill(bytes, &mut counter, |draw| bf16::from_f32(uniform(draw)).to_le_bytes()),
-        Format::Q4_0 | Format::Q4_1 | Format::Q8_0 => {
+        _ => {
             // Random quants of full range under a scale that gives the same reach.
             let scale = reach / if format == Format::Q8_0 { 128.0 } else { 8.0 };
             let head = [f16::from_f32(scale), f16::from_f32(-reach)].map(f16::to_le_bytes);
@@ -100,7 +105,8 @@ fn tensor(format: Format, shape: &[usize], fill: impl FnOnce(&mut [u8])) -> Opti
     Vec::<u8>::new().try_reserve_exact(len).ok()?;
     let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
     fill(Arc::get_mut(&mut bytes)?);
-    Some(Tensor { format, shape: shape.to_vec(), source: Source::Memory(bytes), range: 0..len })
+    let values = Bytes { source: Source::Memory(bytes), range: 0..len };
+    Some(Tensor { format, shape: shape.to_vec(), values, groups: None })
 }
 
 /// Four values from each draw of 64 bits.

@@ -14,7 +14,7 @@ use crate::error::ModelError;
 use crate::generation::GenerationConfig;
 use crate::gguf::{self, Gguf, Value};
 use crate::tokenizer::Tokenizer;
-use crate::weights::{MappedFile, Source, Tensor, Weights};
+use crate::weights::{Bytes, MappedFile, Source, Tensor, Weights};
 
 pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
     let file = MappedFile::open(path)?;
@@ -23,8 +23,8 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, ModelError> {
         let tensor = Tensor {
             format: info.format,
             shape: info.shape.clone(),
-            source: Source::Mapped(file.clone()),
-            range: info.range.clone(),
+            values: Bytes { source: Source::Mapped(file.clone()), range: info.range.clone() },
+            groups: None,
         };
         ((*name).to_owned(), tensor)
     });
@@ -71,7 +71,10 @@ fn below(path: &Path, gguf: &Gguf<'_>, prefix: &str) -> Config {
             Value::Float(x) => x.into(),
             Value::Bool(flag) => flag.into(),
             Value::Text(text) => text.into(),
-            Value::Array(array) => Json::String(format!("(a list of {})", array.len)),
+            Value::Array(array) => match array.flags() {
+                Some(flags) => flags.collect(),
+                None => Json::String(format!("(a list of {})", array.len)),
+            },
         };
         Some((key.to_owned(), value))
     });

@@ -6,8 +6,9 @@
 mod dummy;
 mod folder;
 mod gguf_file;
+pub(crate) mod mlx;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -65,7 +66,8 @@ impl Checkpoint {
 
 /// Checks shapes, and that no tensor is left over.
 fn verify(decoder: &Decoder, weights: &Weights, architecture: &Architecture) -> Result<(), ModelError> {
-    let mut used = BTreeSet::new();
+    // Each tensor that is read, and the row after the last one read.
+    let mut used = BTreeMap::new();
     for WeightUse { weight, shape: expected, role: _ } in decoder.weight_uses() {
         let stored = weights.tensor(&weight.tensor)?;
         let mut found = stored.shape.clone();
@@ -79,13 +81,22 @@ fn verify(decoder: &Decoder, weights: &Weights, architecture: &Architecture) -> 
                 found: stored.shape.clone(),
             });
         }
-        weights.matrix(weight)?;
-        used.insert(weight.tensor.as_str());
+        let rows = weights.matrix(weight)?.rows;
+        let end = weight.rows.as_ref().map_or(rows, |rows| rows.end);
+        let used = used.entry(weight.tensor.as_str()).or_insert(end);
+        *used = end.max(*used);
+    }
+    for (name, rows) in &used {
+        let stored = weights.tensor(name)?;
+        if stored.shape.first().is_some_and(|first| first > rows) {
+            let expected = std::iter::once(*rows).chain(stored.shape.iter().skip(1).copied()).collect();
+            return Err(ModelError::Shape { name: (*name).into(), expected, found: stored.shape.clone() });
+        }
     }
     let unused: Vec<&str> = weights
         .iter()
         .map(|(name, _)| name)
-        .filter(|name| !used.contains(name) && !architecture.tolerates(name))
+        .filter(|name| !used.contains_key(name) && !architecture.tolerates(name))
         .collect();
     if unused.is_empty() {
         return Ok(());

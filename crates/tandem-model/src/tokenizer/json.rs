@@ -13,7 +13,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
 use super::spelling;
-use super::{Pieces, Tokenizer};
+use super::{Encoder, Pieces, Tokenizer};
 use crate::error::ModelError;
 
 const HINT: &str = "download tokenizer.json again, or write it anew with transformers' save_pretrained";
@@ -119,7 +119,7 @@ impl Tokenizer {
         for Added { id, token } in &file.added_tokens {
             pieces.special[*id as usize] = token.special;
         }
-        Ok(Self::new(tokenizers, pieces, leading_space, rows))
+        Ok(Self::new(Encoder::Tokenizers(Box::new(tokenizers)), pieces, leading_space, rows))
     }
 }
 

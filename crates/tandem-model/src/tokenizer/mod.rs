@@ -1,20 +1,27 @@
 //! Text to token ids and back.
 //!
-//! Splitting and merging is the `tokenizers` crate's, so ids agree with transformers. The way back is our own table of
+//! Splitting and merging is the `tokenizers` crate's, so ids agree with transformers; vocabularies with scores in place
+//! of merges are merged here, as llama.cpp does. The way back is our own table of
 //! the exact bytes that each token contributes: a stream, a stop string and a grammar all work on bytes, and a token
 //! may hold a part of a character.
 
 mod gguf;
 mod json;
+mod pretokenizer;
+mod sentencepiece;
 mod spelling;
 mod stream;
 
 use std::sync::Arc;
 
 use crate::error::ModelError;
+use sentencepiece::SentencePiece;
 use spelling::{LeadingSpace, Spelling};
 
 pub use stream::Detokenizer;
+
+/// Longest text that is encoded, in bytes: a thousand times what the longest contexts hold.
+const MAX_TEXT: usize = 1 << 30;
 
 /// A tokenizer. Cheap to clone.
 #[derive(Clone)]
@@ -22,11 +29,17 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
+/// What makes ids of a text.
+enum Encoder {
+    Tokenizers(Box<tokenizers::Tokenizer>),
+    SentencePiece(SentencePiece),
+}
+
 struct Inner {
-    tokenizers: tokenizers::Tokenizer,
+    encoder: Encoder,
     pieces: Pieces,
     leading_space: LeadingSpace,
-    /// Put around the text when special tokens are asked for, where `tokenizers` does not do it itself.
+    /// Put around the text when special tokens are asked for, where the encoder does not do it itself.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
     bos: Option<u32>,
@@ -42,14 +55,9 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    fn new(
-        tokenizers: tokenizers::Tokenizer,
-        pieces: Pieces,
-        leading_space: LeadingSpace,
-        rows: usize,
-    ) -> Self {
+    fn new(encoder: Encoder, pieces: Pieces, leading_space: LeadingSpace, rows: usize) -> Self {
         let inner = Inner {
-            tokenizers,
+            encoder,
             pieces,
             leading_space,
             prefix: Vec::new(),
@@ -72,7 +80,8 @@ impl Tokenizer {
             json::byte_level_bpe(vocab, Vec::new(), false, None).map_err(ModelError::Tokenizer)?;
         let pieces =
             Pieces::build(texts.iter().map(|text| Some(Spelling::ByteLevel.bytes(text))), rows.max(256));
-        Ok(Self::new(tokenizers, pieces, LeadingSpace::Keep, rows))
+        let encoder = Encoder::Tokenizers(Box::new(tokenizers));
+        Ok(Self::new(encoder, pieces, LeadingSpace::Keep, rows))
     }
 
     /// Sets the begin and end tokens by their texts; a text that is no token gives none.
@@ -95,13 +104,32 @@ impl Tokenizer {
     /// [`ModelError::Tokenizer`], also for a token that the model has no embedding for.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         let inner = &*self.inner;
-        let encoding = inner.tokenizers.encode_fast(text, add_special);
-        let encoding = encoding.map_err(|error| ModelError::Tokenizer(error.to_string()))?;
-        let mut ids = Vec::with_capacity(encoding.len() + 2);
+        if text.len() > MAX_TEXT {
+            let what = format!(
+                "the text has {} bytes. hint: give at most {} MiB at once",
+                text.len(),
+                MAX_TEXT >> 20
+            );
+            return Err(ModelError::Tokenizer(what));
+        }
+        let mut ids = Vec::new();
         if add_special {
             ids.extend(&inner.prefix);
         }
-        ids.extend(encoding.get_ids());
+        match &inner.encoder {
+            Encoder::Tokenizers(tokenizers) => {
+                let encoding = tokenizers.encode_fast(text, add_special);
+                let encoding = encoding.map_err(|error| ModelError::Tokenizer(error.to_string()))?;
+                ids.extend(encoding.get_ids());
+            }
+            Encoder::SentencePiece(vocabulary) => {
+                ids.extend(vocabulary.encode(text).map_err(|byte| {
+                    ModelError::Tokenizer(format!(
+                        "the vocabulary has no token for the byte {byte:#04x} and none for what is unknown. hint:                          convert the model anew"
+                    ))
+                })?);
+            }
+        }
         if add_special {
             ids.extend(&inner.suffix);
         }
@@ -134,12 +162,18 @@ impl Tokenizer {
 
     /// Token `id` as the vocabulary spells it (`Ġhello`).
     pub fn token_text(&self, id: u32) -> Option<String> {
-        self.inner.tokenizers.id_to_token(id)
+        match &self.inner.encoder {
+            Encoder::Tokenizers(tokenizers) => tokenizers.id_to_token(id),
+            Encoder::SentencePiece(vocabulary) => vocabulary.text(id).map(str::to_owned),
+        }
     }
 
     /// The id of a token as the vocabulary spells it.
     pub fn id_of(&self, text: &str) -> Option<u32> {
-        self.inner.tokenizers.token_to_id(text)
+        match &self.inner.encoder {
+            Encoder::Tokenizers(tokenizers) => tokenizers.token_to_id(text),
+            Encoder::SentencePiece(vocabulary) => vocabulary.id(text),
+        }
     }
 
     /// Whether `id` is a control token rather than text.

@@ -1,9 +1,11 @@
-//! Writers of small files, right and wrong.
+//! Writers of small files, right and wrong, and what tests of real models share.
 
 #![allow(dead_code)] // each test binary uses its part
 #![allow(clippy::unwrap_used)] // helpers are tests too
 
 use std::path::{Path, PathBuf};
+
+use tandem_model::{Detokenizer, Tokenizer};
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
@@ -125,4 +127,36 @@ pub fn says<T: std::fmt::Debug>(result: Result<T, tandem_model::ModelError>, par
     for part in parts.iter().chain(&["hint: "]) {
         assert!(error.contains(part), "{part:?} is missing in: {error}");
     }
+}
+
+/// The pieces that the detokenizer emits, and each of them whole characters.
+pub fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
+    let mut detokenizer = Detokenizer::new(tokenizer, skip_special);
+    let mut text = String::new();
+    for &id in ids {
+        if let Some(piece) = detokenizer.push(id) {
+            assert!(!piece.is_empty());
+            text.push_str(&piece);
+        }
+    }
+    text.extend(detokenizer.finish());
+    text
+}
+
+/// Whether a judged test may run; a missing file is a loud skip.
+pub fn judged(what: &str, found: Option<PathBuf>) -> Option<PathBuf> {
+    if found.is_none() {
+        assert!(std::env::var_os("TANDEM_NO_SKIP").is_none(), "{what} is not here");
+        eprintln!("SKIPPED: {what} is not here");
+    }
+    found
+}
+
+pub fn find(folder: &Path, ending: &str) -> Option<PathBuf> {
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    entries.into_iter().find_map(|path| {
+        if path.is_dir() { find(&path, ending) } else { path.to_str()?.ends_with(ending).then_some(path) }
+    })
 }
