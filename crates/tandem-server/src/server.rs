@@ -30,13 +30,20 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Threads for connections; the engine computes on its own.
 const THREADS: usize = 2;
 
+/// Most threads that render and tokenize prompts.
+const BLOCKING_THREADS: usize = 16;
+
 /// Serves `app` until the process is told to end (Ctrl-C, SIGTERM); then lets answers under way end, or a second signal
 /// end the process at once.
 ///
 /// # Errors
 /// If the system gives no threads, or the socket cannot be used.
 pub fn run(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
