@@ -144,9 +144,8 @@ impl App {
     async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
         // Browsers send any other type across origins without asking first.
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        if !kind
-            .is_some_and(|kind| kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json"))
-        {
+        let kind = kind.and_then(|kind| kind.split(';').next());
+        if kind.map(str::trim) != Some("application/json") {
             let message = "the body must come as `Content-Type: application/json`";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
         }
@@ -252,8 +251,8 @@ impl App {
         let usage = answer.usage();
         self.metrics.tokens(&usage);
         answer.ongoing.end(Outcome::Completed);
-        let choices = choices.into_iter().filter_map(|c| c.shown).collect();
-        Ok(json_response(StatusCode::OK, &head.whole(choices, &usage)))
+        let choices: Vec<Value> = choices.into_iter().filter_map(|c| c.shown).collect();
+        Ok(json_response(StatusCode::OK, &head.whole(&choices, &usage)))
     }
 
     /// Unique over this server's life, and over others' as far as clocks tell.

@@ -25,7 +25,7 @@ pub(crate) struct Head {
 
 impl Head {
     /// The answer as one object.
-    pub fn whole(&self, choices: Vec<Value>, usage: &Usage) -> Value {
+    pub fn whole(&self, choices: &[Value], usage: &Usage) -> Value {
         let object = match self.endpoint {
             Endpoint::Chat => "chat.completion",
             Endpoint::Completion => "text_completion",
@@ -37,7 +37,7 @@ impl Head {
     }
 
     /// A piece of a streamed answer. `usage` is null in all but the last where it was asked for, else not there.
-    pub fn chunk(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
+    pub fn chunk(&self, choices: &[Value], usage: Option<Value>) -> Value {
         let object = match self.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Completion => "text_completion",

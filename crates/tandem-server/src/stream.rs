@@ -67,15 +67,15 @@ impl Events {
                     };
                     let first = !std::mem::replace(&mut choice.begun, true);
                     let piece = self.head.piece(index, &text, first, logprobs);
-                    self.chunk(vec![piece], Value::Null);
+                    self.chunk(&[piece], Value::Null);
                 }
                 Some(Ok(Step::Done { index, done })) => {
                     if !std::mem::replace(&mut self.choices[index].begun, true) {
                         let empty = self.head.piece(index, "", true, Value::Null);
-                        self.chunk(vec![empty], Value::Null);
+                        self.chunk(&[empty], Value::Null);
                     }
                     let last = self.head.last(index, &done);
-                    self.chunk(vec![last], Value::Null);
+                    self.chunk(&[last], Value::Null);
                 }
                 Some(Err(error)) => {
                     self.ready.push_back(error.json().to_string());
@@ -84,7 +84,7 @@ impl Events {
                 None => {
                     let usage = self.answer.as_ref()?.usage();
                     if self.include_usage {
-                        self.chunk(Vec::new(), usage_json(&usage));
+                        self.chunk(&[], usage_json(&usage));
                     }
                     self.ready.push_back("[DONE]".to_owned());
                     self.answer.as_ref()?.ongoing.metrics.tokens(&usage);
@@ -94,7 +94,7 @@ impl Events {
         }
     }
 
-    fn chunk(&mut self, choices: Vec<Value>, usage: Value) {
+    fn chunk(&mut self, choices: &[Value], usage: Value) {
         let usage = self.include_usage.then_some(usage);
         self.ready.push_back(self.head.chunk(choices, usage).to_string());
     }
