@@ -21,7 +21,7 @@ pub enum Prompt {
 impl Prompt {
     /// From the argument, a file or standard input.
     pub fn read(args: &RunArgs) -> anyhow::Result<Self> {
-        if let Some(count) = args.dummy.tokens {
+        if let Some(count) = args.dummy_prompt {
             return Ok(Self::Tokens(count.get()));
         }
         let argument = match (&args.dummy.weights, &args.model, &args.prompt.text) {
@@ -85,7 +85,7 @@ pub fn encode(checkpoint: &Checkpoint, messages: &[Message], raw: bool) -> anyho
             Ok(tokenizer.encode(&chat.render(messages, &options)?, false)?)
         }
         _ => {
-            let text = messages.last().and_then(|m| m.content.as_str()).unwrap_or_default();
+            let text = messages.last().and_then(|m| m.content.as_ref()?.as_str()).unwrap_or_default();
             Ok(tokenizer.encode(text, true)?)
         }
     }

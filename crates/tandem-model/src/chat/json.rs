@@ -1,20 +1,23 @@
 //! JSON and numbers as Python prints them.
 
-use minijinja::value::Kwargs;
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Error, Value};
 
-/// `json.dumps(value, ensure_ascii=False, ...)`: transformers' filter. No HTML escapes, a space after `,` and `:`.
-#[allow(clippy::needless_pass_by_value)] // minijinja hands filters their keyword arguments by value
-pub(super) fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+use super::filters::Arguments;
+use super::python::invalid;
+
+/// `json.dumps` with the arguments of transformers' filter: `tojson(ensure_ascii=False, indent=None, separators=None,
+/// sort_keys=False)`. No HTML escapes, a space after `,` and `:`.
+pub(super) fn tojson(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = Arguments::new(args.into_values())?;
+    let ensure_ascii = args.flag(0, "ensure_ascii")?;
+    let indent = args.some(1, "indent")?;
+    let separators = args.some(2, "separators")?;
+    let sort_keys = args.flag(3, "sort_keys")?;
+    args.done(4)?;
+    let separators = separators.map(|pair| pair.try_iter()).transpose()?;
+    let separators: Option<Vec<String>> = separators.map(|pair| pair.map(|part| part.to_string()).collect());
     let indent = match indent {
-        Some(indent) => Some(indent),
-        None => kwargs.get::<Option<Value>>("indent")?,
-    };
-    let ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
-    kwargs.assert_all_used()?;
-    let indent = match indent.filter(|value| !value.is_none()) {
         None => None,
         Some(indent) => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
@@ -25,15 +28,15 @@ pub(super) fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Re
         None if indent.is_some() => (",", ": "),
         None => (", ", ": "),
         Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair")),
+        Some(_) => return Err(invalid("tojson: separators must be a pair")),
     };
-    let json = serde_json::to_value(value).map_err(|error| {
-        Error::new(ErrorKind::InvalidOperation, format!("tojson: the value is no JSON: {error}"))
-    })?;
     let mut dump = Dump { out: String::new(), indent: indent.as_deref(), item, key, ensure_ascii, sort_keys };
-    dump.value(&json, 0);
+    dump.value(value, 0)?;
     Ok(Value::from_safe_string(dump.out))
 }
+
+/// Deepest nesting, as deep as Python's own recursion goes at most.
+const MAX_DEPTH: usize = 200;
 
 /// Python's JSON encoder.
 struct Dump<'a> {
@@ -46,43 +49,48 @@ struct Dump<'a> {
 }
 
 impl Dump<'_> {
-    fn value(&mut self, value: &serde_json::Value, depth: usize) {
-        use serde_json::Value as Json;
-        match value {
-            Json::Null => self.out.push_str("null"),
-            Json::Bool(flag) => self.out.push_str(if *flag { "true" } else { "false" }),
-            Json::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-                Some(float) => self.out.push_str(&float_repr(float)),
-                None => self.out.push_str(&number.to_string()),
-            },
-            Json::String(text) => self.string(text),
-            Json::Array(items) if items.is_empty() => self.out.push_str("[]"),
-            Json::Array(items) => {
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(invalid("tojson: the value is nested too deeply"));
+        }
+        match value.kind() {
+            ValueKind::None | ValueKind::Bool | ValueKind::Number => self.out.push_str(&plain(value)),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Seq => {
+                let mut count = 0;
                 self.out.push('[');
-                for (i, item) in items.iter().enumerate() {
-                    self.separate(i, depth + 1);
-                    self.value(item, depth + 1);
+                for item in value.try_iter()? {
+                    self.separate(count, depth + 1);
+                    self.value(&item, depth + 1)?;
+                    count += 1;
                 }
-                self.line(depth);
-                self.out.push(']');
+                self.close(count, depth, ']');
             }
-            Json::Object(map) if map.is_empty() => self.out.push_str("{}"),
-            Json::Object(map) => {
-                let mut entries: Vec<_> = map.iter().collect();
+            ValueKind::Map => {
+                let mut entries = Vec::new();
+                for key in value.try_iter()? {
+                    let text = match key.kind() {
+                        ValueKind::String => key.as_str().unwrap_or_default().to_owned(),
+                        ValueKind::None | ValueKind::Bool | ValueKind::Number => plain(&key),
+                        kind => return Err(invalid(format!("tojson: a key is of type {kind}"))),
+                    };
+                    entries.push((text, value.get_item(&key)?));
+                }
                 if self.sort_keys {
-                    entries.sort_by_key(|(key, _)| *key);
+                    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
                 }
                 self.out.push('{');
-                for (i, (key, item)) in entries.into_iter().enumerate() {
+                for (i, (key, item)) in entries.iter().enumerate() {
                     self.separate(i, depth + 1);
                     self.string(key);
                     self.out.push_str(self.key);
-                    self.value(item, depth + 1);
+                    self.value(item, depth + 1)?;
                 }
-                self.line(depth);
-                self.out.push('}');
+                self.close(entries.len(), depth, '}');
             }
+            kind => return Err(invalid(format!("tojson: a value of type {kind} is no JSON"))),
         }
+        Ok(())
     }
 
     fn separate(&mut self, index: usize, depth: usize) {
@@ -90,6 +98,13 @@ impl Dump<'_> {
             self.out.push_str(self.item);
         }
         self.line(depth);
+    }
+
+    fn close(&mut self, items: usize, depth: usize, bracket: char) {
+        if items > 0 {
+            self.line(depth);
+        }
+        self.out.push(bracket);
     }
 
     fn line(&mut self, depth: usize) {
@@ -121,6 +136,18 @@ impl Dump<'_> {
             }
         }
         self.out.push('"');
+    }
+}
+
+/// `null`, a truth value or a number.
+fn plain(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::None => "null".to_owned(),
+        ValueKind::Bool => if value.is_true() { "true" } else { "false" }.to_owned(),
+        _ => match f64::try_from(value.clone()) {
+            Ok(float) if !value.is_integer() => float_repr(float),
+            _ => value.to_string(),
+        },
     }
 }
 

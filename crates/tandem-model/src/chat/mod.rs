@@ -1,11 +1,13 @@
 //! Chat templates: Jinja programs that turn messages into the text a model was trained on.
 //!
 //! They are written against transformers' `apply_chat_template`, that is against Python's jinja2 with a few additions;
-//! `minijinja` runs them, and `python.rs` supplies what it does otherwise. A template comes with the checkpoint and is
+//! `minijinja` runs them; `python.rs` and `filters.rs` supply what it does otherwise, and what neither can do is refused. A template comes with the checkpoint and is
 //! not trusted: fuel bounds its time and memory.
 
+mod filters;
 mod json;
 mod python;
+mod source;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -30,9 +32,9 @@ const MAX_OUTPUT: usize = 64 << 20;
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool`.
     pub role: String,
-    /// A string, a list of parts as the OpenAI API has them, or null where a message has none (tool calls).
-    #[serde(default)]
-    pub content: Value,
+    /// A string, a list of parts as the OpenAI API has them, or null. Absent and null are two things to a template.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub content: Option<Value>,
     /// Whatever else the template may look at (`name`, `tool_calls`, `reasoning_content`).
     #[serde(flatten)]
     pub extra: Map<String, Value>,
@@ -41,8 +43,13 @@ pub struct Message {
 impl Message {
     /// A plain message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: Value::String(content.into()), extra: Map::new() }
+        Self { role: role.into(), content: Some(Value::String(content.into())), extra: Map::new() }
     }
+}
+
+/// A key that is there, null or not.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }
 
 /// What a rendering depends on besides the messages.
@@ -100,7 +107,7 @@ impl ChatTemplate {
     /// [`ModelError::Template`] with the template's own message if it raises one (many refuse an order of roles).
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, ModelError> {
         let source = self.source(options.tools.is_some())?;
-        let source = python::replace_generation_tags(source);
+        let source = source::prepare(source).map_err(|error| describe(&error))?;
         let environment = environment(options.now);
         let template = environment.template_from_str(&source).map_err(|error| describe(&error))?;
 
@@ -108,6 +115,7 @@ impl ChatTemplate {
         for (name, token) in &self.special_tokens {
             variables.insert(name, token.as_str().into());
         }
+        let messages: Vec<Map<String, Value>> = messages.iter().map(as_templates_see_it).collect();
         variables.insert("messages", minijinja::Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", options.add_generation_prompt.into());
         variables.insert("tools", minijinja::Value::from(Serde(&options.tools)));
@@ -123,6 +131,22 @@ impl ChatTemplate {
     }
 }
 
+/// A message's keys. As in transformers, its reasoning is there under each name that templates read.
+fn as_templates_see_it(message: &Message) -> Map<String, Value> {
+    let mut own = Map::from_iter([("role".to_owned(), Value::String(message.role.clone()))]);
+    own.extend(message.content.clone().map(|content| ("content".to_owned(), content)));
+    own.extend(message.extra.clone());
+    let mut names = ["reasoning_content", "thinking", "reasoning"].iter();
+    let Some(reasoning) = names.find_map(|name| own.get(*name).filter(|value| !value.is_null()).cloned())
+    else {
+        return own;
+    };
+    let mut all = Map::from_iter([("thinking".to_owned(), reasoning.clone())]);
+    all.extend(own);
+    all.insert("reasoning_content".to_owned(), reasoning);
+    all
+}
+
 /// As transformers' `_compile_jinja_template` sets it up.
 fn environment(now: Option<SystemTime>) -> Environment<'static> {
     let mut environment = Environment::new();
@@ -133,6 +157,7 @@ fn environment(now: Option<SystemTime>) -> Environment<'static> {
         environment.set_syntax(syntax);
     }
     python::install(&mut environment, now);
+    filters::install(&mut environment);
     environment
 }
 

@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
-use minijinja::value::{Rest, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter};
 
+use super::filters::Arguments;
 use super::json::{float_repr, tojson};
 
 /// How `raise_exception` is told apart from other errors.
@@ -24,115 +25,170 @@ pub(super) fn install(environment: &mut Environment<'_>, now: Option<SystemTime>
     });
     environment.add_function("strftime_now", move |format: String| strftime(now, &format));
     environment.add_filter("tojson", tojson);
-    environment.add_filter("truncate", truncate);
     // In Python strings and dicts have a length and can be indexed, so jinja2 counts them as sequences.
     let is_sequence =
         |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String);
     environment.add_test("sequence", is_sequence);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
 }
 
-/// Methods of Python's strings that `minijinja_contrib` lacks, then those it has.
+/// Methods of Python's strings and lists that `minijinja_contrib` lacks or has otherwise, then those it has.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let own = match (value.as_str(), value.kind()) {
+        (Some(text), _) => of_string(text, name, args)?,
+        (None, ValueKind::Seq) => of_list(value, name, args)?,
+        _ => None,
+    };
+    match own {
+        Some(value) => Ok(value),
+        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    }
+}
+
+fn of_list(list: &Value, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    let [wanted] = args else { return Ok(None) };
+    let mut items = list.try_iter()?;
+    Ok(match name {
+        "count" => Some(Value::from(items.filter(|item| item == wanted).count())),
+        "index" => match items.position(|item| item == *wanted) {
+            None => return Err(invalid("index: the list has no such element")),
+            Some(at) => Some(Value::from(at)),
+        },
+        _ => None,
+    })
+}
+
+fn of_string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     let texts: Option<Vec<&str>> = args.iter().map(Value::as_str).collect();
-    let pieces = |parts: [&str; 3]| Ok(Value::from(parts.map(str::to_owned).to_vec()));
-    match (value.as_str(), name, texts.as_deref()) {
-        (Some(text), "removeprefix", Some([affix])) => Ok(text.strip_prefix(affix).unwrap_or(text).into()),
-        (Some(text), "removesuffix", Some([affix])) => Ok(text.strip_suffix(affix).unwrap_or(text).into()),
-        (Some(text), "partition", Some([separator])) => match text.split_once(separator) {
+    let pieces = |parts: [&str; 3]| Value::from(parts.map(str::to_owned).to_vec());
+    Ok(Some(match (name, texts.as_deref()) {
+        ("removeprefix", Some([affix])) => text.strip_prefix(affix).unwrap_or(text).into(),
+        ("removesuffix", Some([affix])) => text.strip_suffix(affix).unwrap_or(text).into(),
+        ("partition", Some([separator])) => match text.split_once(separator) {
             Some((before, after)) => pieces([before, separator, after]),
             None => pieces([text, "", ""]),
         },
-        (Some(text), "rpartition", Some([separator])) => match text.rsplit_once(separator) {
+        ("rpartition", Some([separator])) => match text.rsplit_once(separator) {
             Some((before, after)) => pieces([before, separator, after]),
             None => pieces(["", "", text]),
         },
-        (Some(text), "rsplit", _) if !args.is_empty() => {
-            let separator = args[0].as_str().filter(|separator| !separator.is_empty());
-            let separator = separator.ok_or_else(|| invalid("rsplit wants a separator"))?;
-            let most = args.get(1).map_or(Ok(-1), |most| i64::try_from(most.clone()))?;
-            let mut parts: Vec<&str> = match usize::try_from(most) {
-                Ok(most) => text.rsplitn(most.saturating_add(1), separator).collect(),
-                Err(_) => text.rsplit(separator).collect(),
-            };
-            parts.reverse();
-            Ok(Value::from(parts.into_iter().map(str::to_owned).collect::<Vec<_>>()))
+        ("index" | "rindex", Some([part])) => {
+            let at = if name == "index" { text.find(part) } else { text.rfind(part) };
+            let at = at.ok_or_else(|| invalid("index: the string has no such part"))?;
+            Value::from(text[..at].chars().count())
         }
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+        ("title", Some([])) => title(text).into(),
+        ("ljust" | "rjust" | "center" | "zfill", _) => pad(text, name, args)?.into(),
+        ("split" | "rsplit", _) => Value::from(split(text, name == "rsplit", args)?),
+        _ => return Ok(None),
+    }))
+}
+
+/// A letter is upper case after what is none, and lower case after another letter.
+fn title(text: &str) -> String {
+    let (mut out, mut inside) = (String::with_capacity(text.len()), false);
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase());
+        } else {
+            out.extend(c.to_uppercase());
+        }
+        inside = c.is_alphabetic();
     }
-}
-
-fn invalid(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what)
-}
-
-/// jinja2's filter: `truncate(length=255, killwords=False, end='...', leeway=5)`, counted in characters.
-#[allow(clippy::needless_pass_by_value)] // minijinja hands filters their arguments by value
-fn truncate(text: &str, args: Rest<Value>) -> Result<String, Error> {
-    let (positional, kwargs) = minijinja::value::from_args::<(Rest<Value>, minijinja::value::Kwargs)>(&args)?;
-    let argument = |at: usize, name: &str| -> Result<Option<Value>, Error> {
-        let named = kwargs.get::<Option<Value>>(name)?;
-        Ok(positional.get(at).cloned().or(named).filter(|value| !value.is_none()))
-    };
-    let length = argument(0, "length")?.map_or(Ok(255), usize::try_from)?;
-    let kill_words = argument(1, "killwords")?.is_some_and(|value| value.is_true());
-    let end = argument(2, "end")?.map_or_else(|| "...".to_owned(), |end| end.to_string());
-    let leeway = argument(3, "leeway")?.map_or(Ok(5), usize::try_from)?;
-    kwargs.assert_all_used()?;
-    if text.chars().count() <= length.saturating_add(leeway) {
-        return Ok(text.to_owned());
-    }
-    let kept = length
-        .checked_sub(end.chars().count())
-        .ok_or_else(|| invalid("truncate: length is below that of end"))?;
-    let cut: String = text.chars().take(kept).collect();
-    let cut =
-        if kill_words { cut.as_str() } else { cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words) };
-    Ok(format!("{cut}{end}"))
-}
-
-fn strftime(now: Option<SystemTime>, format: &str) -> Result<String, Error> {
-    let now = chrono::DateTime::<chrono::Local>::from(now.unwrap_or_else(SystemTime::now));
-    let mut text = String::new();
-    // chrono reports an unknown directive as a formatting error.
-    write!(text, "{}", now.format(format)).map_err(|_| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot print {format:?}"))
-    })?;
-    Ok(text)
-}
-
-/// Turns the tags `{% generation %}` and `{% endgeneration %}` (transformers' marks for training, around what the
-/// assistant says) into a scope, which is what they are when rendering. Whitespace control stays.
-pub(super) fn replace_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
-        out.push_str(before);
-        rest = tag;
-        let Some((inside, _)) = tag.split_once("%}") else { break };
-        let name = inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
-        let scope = match name {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
-        };
-        out.push_str(&inside.replacen(name, scope, 1));
-        rest = &tag[inside.len()..];
-    }
-    out.push_str(rest);
     out
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn generation_tags_become_scopes_and_keep_their_dashes() {
-        assert_eq!(
-            replace_generation_tags("a{%- generation -%}b{% endgeneration %}{% if generation %}{% endif %}"),
-            "a{%- with -%}b{% endwith %}{% if generation %}{% endif %}"
-        );
-        assert_eq!(replace_generation_tags("{% generation"), "{% generation");
+fn pad(text: &str, name: &str, args: &[Value]) -> Result<String, Error> {
+    let (width, fill) = minijinja::value::from_args::<(usize, Option<&str>)>(args)?;
+    let fill = fill.unwrap_or(if name == "zfill" { "0" } else { " " });
+    let missing = width.saturating_sub(text.chars().count());
+    if missing > 1 << 16 || fill.chars().count() != 1 {
+        return Err(invalid(format!("{name}: wants a width and one character to fill it with")));
     }
+    let (left, right) = match name {
+        "ljust" => (0, missing),
+        // An odd number leaves the longer half on the left where the width is odd too.
+        "center" => {
+            let left = missing / 2 + (missing & width & 1);
+            (left, missing - left)
+        }
+        _ => (missing, 0),
+    };
+    let (sign, digits) = match text.strip_prefix(['-', '+']) {
+        Some(digits) if name == "zfill" => text.split_at(text.len() - digits.len()),
+        _ => ("", text),
+    };
+    Ok(format!("{sign}{}{digits}{}", fill.repeat(left), fill.repeat(right)))
+}
+
+/// `split(sep=None, maxsplit=-1)`, and the same from the right. Without a separator, at runs of white space.
+fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Vec<String>, Error> {
+    let args = Arguments::new(args.to_vec())?;
+    let (separator, most) = (args.some(0, "sep")?, args.some(1, "maxsplit")?);
+    args.done(2)?;
+    let most = most.map_or(Ok(-1), i64::try_from)?;
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let mut parts: Vec<&str> = match &separator {
+        Some(separator) => {
+            let separator = separator.as_str().filter(|separator| !separator.is_empty());
+            let separator = separator.ok_or_else(|| invalid("split wants a separator that is a text"))?;
+            let pieces = most.saturating_add(1);
+            if from_right {
+                text.rsplitn(pieces, separator).collect()
+            } else {
+                text.splitn(pieces, separator).collect()
+            }
+        }
+        None => {
+            let keep = if from_right { str::trim_end } else { str::trim_start };
+            let (mut rest, mut parts) = (keep(text), Vec::new());
+            while !rest.is_empty() {
+                let cut =
+                    if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
+                let Some(cut) = cut.filter(|_| parts.len() < most) else {
+                    parts.push(rest);
+                    break;
+                };
+                let (left, right) = rest.split_at(cut);
+                let (part, others) = if from_right { (right.trim_start(), left) } else { (left, right) };
+                parts.push(part);
+                rest = keep(others);
+            }
+            parts
+        }
+    };
+    if from_right {
+        parts.reverse();
+    }
+    Ok(parts.into_iter().map(str::to_owned).collect())
+}
+
+pub(super) fn invalid(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
+
+/// `datetime.now().strftime(format)`: a local time that does not know its zone, microseconds with six digits.
+fn strftime(now: Option<SystemTime>, format: &str) -> Result<String, Error> {
+    let now = chrono::DateTime::<chrono::Local>::from(now.unwrap_or_else(SystemTime::now)).naive_local();
+    let mut items = String::with_capacity(format.len());
+    let mut rest = format.chars();
+    while let Some(c) = rest.next() {
+        match (c, rest.clone().next()) {
+            ('%', Some('z' | 'Z')) => _ = rest.next(),
+            ('%', Some('f')) => {
+                rest.next();
+                items.push_str("%6f");
+            }
+            ('%', Some('%')) => {
+                rest.next();
+                items.push_str("%%");
+            }
+            _ => items.push(c),
+        }
+    }
+    let mut text = String::new();
+    // chrono reports an unknown directive as a formatting error.
+    write!(text, "{}", now.format(&items))
+        .map_err(|_| invalid(format!("strftime_now cannot print {format:?}")))?;
+    Ok(text)
 }
