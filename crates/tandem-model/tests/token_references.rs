@@ -172,7 +172,23 @@ fn judged_models_with_a_vocabulary() {
 
 /// A megabyte of one thing: no panic, nothing lost, and time that does not grow with the square.
 fn survives(name: &str, tokenizer: &Tokenizer) {
-    for unit in [" ", "\n", " \n", "a", "\0", "7", "'", "é", "🙂", "\u{301}", "a ", "ab1 '\n", "<", "\u{3000}", " q\u{301}\t"] {
+    for unit in [
+        " ",
+        "\n",
+        " \n",
+        "a",
+        "\0",
+        "7",
+        "'",
+        "é",
+        "🙂",
+        "\u{301}",
+        "a ",
+        "ab1 '\n",
+        "<",
+        "\u{3000}",
+        " q\u{301}\t",
+    ] {
         let time = |bytes: usize| {
             let text = unit.repeat(bytes / unit.len()) + "x";
             let started = std::time::Instant::now();
@@ -209,7 +225,9 @@ fn judged_long_texts() {
     }
     let folder = std::env::var_os("TANDEM_LLAMA_VOCABS").map(PathBuf::from);
     let Some(folder) = judged("llama.cpp's models folder", folder) else { return };
-    for (name, pre) in [("llama-spm", None), ("gpt-2", None), ("llama-bpe", Some("gpt-4o")), ("llama-bpe", Some("tekken"))] {
+    for (name, pre) in
+        [("llama-spm", None), ("gpt-2", None), ("llama-bpe", Some("gpt-4o")), ("llama-bpe", Some("tekken"))]
+    {
         let tokenizer = from_gguf(&folder.join(format!("ggml-vocab-{name}.gguf")), pre);
         survives(&format!("{name} {pre:?}"), &tokenizer);
     }
