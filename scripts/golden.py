@@ -232,6 +232,7 @@ CASES = [
             sliding_window=16,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
             query_pre_attn_scalar=24,
+            final_logit_softcapping=3.0,
             tie_word_embeddings=True,
             rope_parameters=dict(
                 full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
@@ -248,12 +249,11 @@ CASES = [
         config=dict(
             text_config=SMALL
             | dict(
-                num_hidden_layers=3,
+                num_hidden_layers=6,
+                intermediate_size=48,
                 vocab_size=160,
                 sliding_window=16,
-                sliding_window_pattern=2,
                 query_pre_attn_scalar=16,
-                final_logit_softcapping=3.0,
                 tie_word_embeddings=True,
                 rope_parameters=dict(
                     full_attention=dict(rope_type="default", rope_theta=1e6),
@@ -312,7 +312,6 @@ CASES = [
         config=SMALL
         | dict(
             num_hidden_layers=4,
-            no_rope_layers=[1, 0, 1, 0],
             tie_word_embeddings=True,
             rope_parameters=dict(rope_type="default", rope_theta=5e6),
         ),

@@ -40,3 +40,4 @@ conform!(q5_0, engine(Format::Q5_0, Features::default(), &options(2)));
 conform!(q5_1, engine(Format::Q5_1, Features::default(), &options(2)));
 conform!(mlx_4_bit, engine(affine(4), Features::default(), &options(2)));
 conform!(mlx_8_bit_exact, engine(affine(8), Features::ALL, &options(2).exact()));
+conform!(bf16_ropes_by_length, engine(Format::Bf16, Features::BY_LENGTH, &options(2)));

@@ -71,18 +71,27 @@ fn log_probabilities(engine: &mut CpuEngine, tokens: &[u32]) -> Vec<Vec<f64>> {
     out
 }
 
-/// The Hugging Face folder with the GGUF's dequantized weights, made by Python's `gguf` once.
-fn folder() -> PathBuf {
+/// A folder of the judged tier, made by a Python script once.
+fn made(name: &str, script: &str, arguments: impl FnOnce(&Path) -> Vec<PathBuf>) -> PathBuf {
     let home = PathBuf::from(std::env::var_os("TANDEM_HOME").unwrap());
-    let folder = home.join("smollm2-f32");
+    let folder = home.join(name);
     if !folder.join("model.safetensors").exists() {
         let python = std::env::var_os("TANDEM_JUDGE_PYTHON").expect("TANDEM_JUDGE_PYTHON in the judged tier");
-        let script = fixture("../scripts/smollm2_folder.py");
-        let gguf = home.join("models/smollm2.gguf");
-        let status = std::process::Command::new(python).arg(script).arg(gguf).arg(&folder).status().unwrap();
-        assert!(status.success());
+        let mut command = std::process::Command::new(python);
+        command.arg(fixture("../scripts").join(script)).args(arguments(&home)).arg(&folder);
+        assert!(command.status().unwrap().success());
     }
     folder
+}
+
+/// The Hugging Face folder with the GGUF's dequantized weights.
+fn folder() -> PathBuf {
+    made("smollm2-f32", "smollm2_folder.py", |home| vec![home.join("models/smollm2.gguf")])
+}
+
+/// That folder as mlx-lm quantizes it to 4 bits.
+fn mlx_folder() -> PathBuf {
+    made("smollm2-mlx-4bit", "smollm2_mlx.py", |_| vec!["convert".into(), folder()])
 }
 
 fn greedy_equals_the_references(model: &Checkpoint) {
@@ -110,6 +119,28 @@ fn judged_greedy_tokens_of_the_dequantized_folder_equal_transformers_and_llama_c
         return;
     }
     greedy_equals_the_references(&Checkpoint::open(&folder()).unwrap());
+}
+
+#[test]
+fn judged_greedy_tokens_of_the_mlx_folder_equal_mlx_lm() {
+    if model().is_none() {
+        return;
+    }
+    let model = Checkpoint::open(&mlx_folder()).unwrap();
+    let mut engine = engine(&model, &CpuOptions::default().exact());
+    let prompts = json("smollm2/greedy.json");
+    for (prompt, reference) in
+        prompts.as_array().unwrap().iter().zip(json("smollm2/greedy_mlx.json").as_array().unwrap())
+    {
+        let name = reference["name"].as_str().unwrap();
+        assert_eq!(prompt["name"], name);
+        let (tokens, theirs) = (greedy(&mut engine, &ids(&prompt["ids"]), 32, 2), ids(&reference["greedy"]));
+        if let Some(step) = (0..theirs.len()).find(|&i| tokens.get(i) != Some(&theirs[i])) {
+            let gap = reference["gaps"][step].as_f64().unwrap();
+            println!("{name}: parts from mlx-lm at step {step}, where its top two are {gap} apart");
+            assert!(gap < 1e-3, "{name}: {tokens:?} against {theirs:?}");
+        }
+    }
 }
 
 #[test]

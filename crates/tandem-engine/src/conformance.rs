@@ -17,7 +17,7 @@ macro_rules! conformance_tests {
     ($make:expr, tolerance = $tolerance:expr) => {
         $crate::conformance_tests!(@each $make, $tolerance;
             logits_of_all_positions, ragged_batch_equals_alone, chunked_prefill_equals_whole, fork_equals_cold,
-            truncate_equals_cold, snapshot_round_trip, rows_that_want_nothing, samples_follow_the_specification,
+            truncate_equals_cold, length_is_part_of_a_prefix, snapshot_round_trip, rows_that_want_nothing, samples_follow_the_specification,
             steps_overlap, refusals_change_nothing, snapshots_of_something_else, memory_returns);
     };
     (@each $make:expr, $tolerance:expr; $($check:ident),*) => {
@@ -366,6 +366,49 @@ pub fn refusals_change_nothing(make: Make<'_>, tolerance: f32) {
     let grown = p.last(good, &tokens[10..]);
     let cold = p.cold(&tokens);
     p.same(&grown, &cold, "after refusals");
+}
+
+/// What a fork or an import takes over for another `max_len` continues as a sequence opened for that length, or is not
+/// taken over.
+pub fn length_is_part_of_a_prefix(make: Make<'_>, tolerance: f32) {
+    let mut p = Probe::new(make, tolerance);
+    let (tokens, more) = (p.prompt(21, 40), p.prompt(22, 6));
+    let lengths = [46, 100, p.context / 2 + 1, p.context];
+    for from in lengths {
+        let source = p.engine.open(from, None).expect("open");
+        p.feed(source, &tokens, Want::Nothing);
+        for to in lengths {
+            let cold = p.engine.open(to, None).expect("open");
+            let expected = p.last(cold, &[tokens.as_slice(), &more].concat());
+            p.engine.close(cold).expect("close");
+            let what = format!("opened for {from}, continued for {to}");
+            match p.engine.fork(source, 40, to).expect("fork") {
+                Fork::Exact(fork) => {
+                    let warm = p.last(fork, &more);
+                    p.same(&warm, &expected, &what);
+                    p.engine.close(fork).expect("close");
+                }
+                Fork::Inexact => assert_ne!(from, to, "Inexact without another length"),
+            }
+            if p.engine.capabilities().snapshots {
+                let snapshot = p.engine.export(source).expect("export");
+                match p.engine.import(&snapshot, to) {
+                    Ok(imported) => {
+                        let warm = p.last(imported, &more);
+                        p.same(&warm, &expected, &what);
+                        p.engine.close(imported).expect("close");
+                    }
+                    Err(error) => {
+                        assert!(
+                            matches!(&error, EngineError::SnapshotMismatch { field, .. } if field == "rope")
+                        );
+                        assert_ne!(from, to, "refused without another length");
+                    }
+                }
+            }
+        }
+        p.engine.close(source).expect("close");
+    }
 }
 
 /// A snapshot of another model, with other rope or with missing parts is refused by the field's name.

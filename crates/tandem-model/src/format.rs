@@ -231,7 +231,8 @@ impl Format {
 
     /// Decodes one stored row into f32. The reference for every faster reader.
     ///
-    /// A product of scale and integer is exact in f32, but for MLX's f32 scales, where it is fused into the addition.
+    /// A product of scale and integer is exact in f32, but for MLX's f32 scales: there it is rounded before the bias is
+    /// added, so that the zero that MLX provides for comes out as zero.
     ///
     /// # Panics
     /// If `row` is not exactly the row of `out.len()` values.
@@ -293,7 +294,7 @@ impl Format {
         };
         for (i, (out, q)) in out.iter_mut().zip(self.quants(block, part)).enumerate() {
             let (scale, q) = (scales[i / 16], (i32::from(q) + self.shift()) as f32);
-            *out = minimum.map_or(scale * q, |minimum| scale.mul_add(q, minimum));
+            *out = minimum.map_or(scale * q, |minimum| scale * q + minimum);
         }
     }
 }

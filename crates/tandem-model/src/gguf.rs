@@ -128,6 +128,11 @@ impl<'a> Array<'a> {
 }
 
 impl Array<'_> {
+    /// The elements as booleans; `None` if they are of another type.
+    pub fn flags(self) -> Option<impl Iterator<Item = bool>> {
+        (self.kind == Kind::Bool).then(|| self.bytes.iter().take(self.len).map(|byte| *byte != 0))
+    }
+
     /// The elements as floating-point numbers; `None` if they are of another type.
     pub fn floats(self) -> Option<impl Iterator<Item = f64>> {
         let mut reader = Reader { bytes: self.bytes, at: 0, path: Path::new("") };
@@ -137,11 +142,6 @@ impl Array<'_> {
                 _ => None,
             })
         })
-    }
-
-    /// The elements as booleans; `None` if they are of another type.
-    pub fn flags(self) -> Option<impl Iterator<Item = bool>> {
-        (self.kind == Kind::Bool).then(|| self.bytes.iter().take(self.len).map(|byte| *byte != 0))
     }
 }
 
@@ -166,8 +166,6 @@ impl<'a> Gguf<'a> {
     pub fn token_id(&self, which: &str) -> Option<u32> {
         match self.metadata.get(format!("tokenizer.ggml.{which}_token_id").as_str()) {
             Some(Value::Unsigned(id)) => u32::try_from(*id).ok(),
-            // Some converters write every integer signed.
-            Some(Value::Signed(id)) => u32::try_from(*id).ok(),
             _ => None,
         }
     }

@@ -89,8 +89,8 @@ fn architectures_and_keys() {
         &["logit_bias_scale = 2.5", "does not know this key"],
     );
     says(
-        with_config(|c| c["quantization_config"] = json!({"bits": 4})),
-        &["quantization_config = {\"bits\":4}"],
+        with_config(|c| c["quantization_config"] = json!({"bits": 4, "quant_method": "gptq"})),
+        &["quantization_config.quant_method = \"gptq\"", "MLX"],
     );
     says(with_config(|c| c["hidden_act"] = json!("gelu")), &["hidden_act = \"gelu\""]);
     says(with_config(|c| c["pretraining_tp"] = json!(2)), &["pretraining_tp = 2"]);
@@ -142,10 +142,16 @@ fn numbers() {
 fn rope_settings() {
     let scaling = |value: serde_json::Value| with_config(|c| c["rope_scaling"] = value);
     says(
-        scaling(json!({"rope_type": "yarn", "factor": 4.0})),
-        &["rope_scaling.rope_type = \"yarn\"", "llama3"],
+        scaling(json!({"rope_type": "spiral", "factor": 4.0})),
+        &["rope_scaling.rope_type = \"spiral\"", "llama3"],
     );
-    says(scaling(json!({"type": "dynamic", "factor": 4.0})), &["rope_scaling.type = \"dynamic\""]);
+    says(scaling(json!({"type": "ntk", "factor": 4.0})), &["rope_scaling.type = \"ntk\""]);
+    says(scaling(json!({"type": "dynamic"})), &["rope_scaling.factor is not there"]);
+    says(
+        scaling(json!({"type": "yarn", "factor": 4.0, "extrapolation_factor": 1.0})),
+        &["rope_scaling.extrapolation_factor = 1.0"],
+    );
+    says(with_config(|c| c["rope_theta"] = json!(1.0)), &["rope_theta = 1 must be above 1"]);
     says(scaling(json!({"type": "linear", "rope_type": "llama3"})), &["rope_scaling.type"]);
     says(scaling(json!({"type": "linear"})), &["rope_scaling.factor is not there"]);
     says(scaling(json!({"type": "linear", "factor": 2.0, "beta": 1})), &["rope_scaling.beta = 1"]);
@@ -356,8 +362,8 @@ fn gguf_models() {
         &["llama.attn_logit_softcapping = 30"],
     );
     says(
-        open_gguf(&tiny().text("llama.rope.scaling.type", "yarn").finish(&data)),
-        &["llama.rope.scaling.type = \"yarn\""],
+        open_gguf(&tiny().text("llama.rope.scaling.type", "spiral").finish(&data)),
+        &["llama.rope.scaling.type = \"spiral\""],
     );
     says(
         open_gguf(&tiny().u32("llama.rope.dimension_count", 16).finish(&data)),
@@ -386,7 +392,7 @@ fn gguf_rope_factors_become_part_of_the_decoder() {
     data.extend([2f32; 16].iter().flat_map(|factor| factor.to_le_bytes()));
     let decoder = open_gguf(&file.finish(&data)).unwrap().decoder;
     let tandem_model::decoder::Mixer::Attention(attention) = &decoder.layers[0].mixer;
-    let frequencies = attention.rope.as_ref().unwrap().frequencies();
+    let frequencies = attention.rope.as_ref().unwrap().factors(1).inverse_frequencies;
     assert_eq!((frequencies.len(), frequencies[0]), (16, 0.5));
 
     let file = tiny().tensor("rope_freqs.weight", &[8], 0, TINY_DATA as u64);

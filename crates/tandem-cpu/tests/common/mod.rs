@@ -34,7 +34,11 @@ pub struct Features {
     pub window: Option<usize>,
     pub caps: bool,
     pub scales: bool,
+    pub rope_by_length: bool,
 }
+
+/// Where the ropes that depend on the length begin to.
+pub const ORIGINAL_CONTEXT: usize = 200;
 
 impl Features {
     pub const ALL: Self = Self {
@@ -44,6 +48,18 @@ impl Features {
         window: Some(20),
         caps: true,
         scales: true,
+        rope_by_length: false,
+    };
+
+    /// OLMo 2's norms, and ropes that depend on how long the sequence will be.
+    pub const BY_LENGTH: Self = Self {
+        bias: false,
+        qk_norm: Some(QkNormOver::FullWidth),
+        post_norms: true,
+        window: None,
+        caps: false,
+        scales: false,
+        rope_by_length: true,
     };
 }
 
@@ -105,7 +121,16 @@ fn decoder(features: Features) -> Decoder {
             rope: (!features.scales || i == 0).then_some(Rope {
                 theta: 10000.0,
                 rotary_dim: if features.scales { HEAD_DIM / 2 } else { HEAD_DIM },
-                scaling: RopeScaling::Default,
+                scaling: match i {
+                    _ if !features.rope_by_length => RopeScaling::Default,
+                    0 => RopeScaling::Dynamic { factor: 4.0, original_context: ORIGINAL_CONTEXT },
+                    _ => RopeScaling::LongRope {
+                        short: vec![1.0; HEAD_DIM / 2],
+                        long: (0..HEAD_DIM / 2).map(|i| 1.0 + i as f32).collect(),
+                        original_context: ORIGINAL_CONTEXT,
+                        attention_factor: 1.2,
+                    },
+                },
             }),
             window: features.window.filter(|_| i == 0),
             scale: 0.25,

@@ -13,13 +13,17 @@ use super::scalar::{CHUNK, each_panel};
 use super::{PANEL, unit_bytes};
 use crate::activations::{FloatRows, IntRows};
 
+/// A kernel for one packed format.
+pub(super) type IntPanel = unsafe fn(usize, &[u8], &IntRows<'_>, &mut [[f32; PANEL]]);
+
 /// As [`scalar::int`](super::scalar::int).
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
     x.check(out.len());
+    let run: IntPanel = with_kind!(format, K => int_panel::<K>);
     // SAFETY: the lengths were checked for all rows of `out`.
-    with_kind!(format, K => unsafe { int_panel::<K>(format.block_len() / BLOCK, panel, x, out) });
+    unsafe { run(format.block_len() / BLOCK, panel, x, out) };
 }
 
 /// # Safety
@@ -118,10 +122,10 @@ unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
                     }
                 }
                 if shape.affine {
-                    for t in 0..T {
+                    for (t, acc) in acc.iter_mut().enumerate() {
                         let sums = _mm256_set1_ps(*x.sums.as_ptr().add((first + t) * blocks + b));
                         for h in 0..H {
-                            acc[t][h] = _mm256_fmadd_ps(scales[h].minimum, sums, acc[t][h]);
+                            acc[h] = _mm256_fmadd_ps(scales[h].minimum, sums, acc[h]);
                         }
                     }
                 }
@@ -401,8 +405,9 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
 pub(super) fn decode_unit(format: Format, unit: &[u8], out: &mut [f32]) {
     assert!(unit.len() == unit_bytes(format) && out.len() == format.block_len() * PANEL, "unit");
     let (blocks, _) = out.as_chunks_mut();
+    let decode: unsafe fn(&[u8], &mut [[f32; PANEL * BLOCK]]) = with_kind!(format, K => decode_blocks::<K>);
     // SAFETY: the unit is whole, and `blocks` are as many as it has.
-    with_kind!(format, K => unsafe { decode_blocks::<K>(unit, blocks) });
+    unsafe { decode(unit, blocks) };
 }
 
 /// # Safety
@@ -421,7 +426,10 @@ unsafe fn decode_blocks<K: Kind>(unit: &[u8], out: &mut [[f32; PANEL * BLOCK]]) 
                 let BlockScales { scales, minimum } = block_scales::<K>(unit.as_ptr(), block, half);
                 let mut put = |k: usize, q: __m256i| {
                     let q = if shape.shift == 0 { q } else { _mm256_add_epi32(q, shift) };
-                    let value = _mm256_fmadd_ps(scales[k / 16], _mm256_cvtepi32_ps(q), minimum);
+                    let mut value = _mm256_mul_ps(scales[k / 16], _mm256_cvtepi32_ps(q));
+                    if shape.affine {
+                        value = _mm256_add_ps(value, minimum);
+                    }
                     _mm256_storeu_ps(out.as_mut_ptr().add(k * PANEL + 8 * half), value);
                 };
                 let values = block.add(shape.block_head()).cast::<__m256i>();

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use tandem_model::format::{BLOCK, Format};
 
-use super::avx2::{as_bytes, decode_unit};
+use super::avx2::{IntPanel, as_bytes, decode_unit};
 use super::kind::{Kind, Scales, with_kind};
 use super::scalar::{CHUNK, each_panel};
 use super::{PANEL, unit_bytes};
@@ -22,8 +22,9 @@ use crate::activations::{FloatRows, IntRows};
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
     x.check(out.len());
+    let run: IntPanel = with_kind!(format, K => int_rows::<K>);
     // SAFETY: the lengths were checked for all rows of `out`.
-    with_kind!(format, K => unsafe { int_rows::<K>(format.block_len() / BLOCK, panel, x, out) });
+    unsafe { run(format.block_len() / BLOCK, panel, x, out) };
 }
 
 /// # Safety

@@ -57,7 +57,8 @@ impl Block<'_> {
     /// The decoded value at column `k` in `lane`.
     pub fn value(&self, k: usize, lane: usize) -> f32 {
         let (scales, minimum) = self.scales(lane);
-        scales[k / 16].mul_add(self.quant(k, lane) as f32, minimum)
+        let value = scales[k / 16] * self.quant(k, lane) as f32;
+        if self.shape.affine { value + minimum } else { value }
     }
 }
 

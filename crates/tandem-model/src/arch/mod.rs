@@ -17,6 +17,7 @@ mod tower;
 
 use std::path::Path;
 
+use crate::checkpoint::mlx;
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
@@ -115,6 +116,8 @@ pub fn decoder_from_config(path: &Path, json: &[u8]) -> Result<(&'static Archite
     let config = Config::parse(path, json)?;
     let architecture = recognise(&config)?;
     config.ignore(COMMON);
+    // How the weights are stored is for the reader of the folder.
+    config.ignore(&mlx::KEYS);
     let decoder = (architecture.from_config)(&config)?;
     config.finish()?;
     Ok((architecture, decoder))

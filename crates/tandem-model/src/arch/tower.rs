@@ -40,6 +40,10 @@ fn from_config(config: &Config) -> Result<Decoder, ModelError> {
     text.ignore(&["architectures"]);
     let decoder = (inner.from_config)(&text)?;
     text.finish()?;
+    if decoder.logit_softcap.is_some() {
+        let hint = "transformers leaves it out inside a multimodal model; set it to null to do the same";
+        return Err(text.unsupported("final_logit_softcapping", hint));
+    }
     let tied = decoder.head.weight == decoder.embedding;
     if config.flag_or("tie_word_embeddings", tied)? != tied {
         return Err(

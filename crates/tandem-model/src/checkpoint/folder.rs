@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::mlx::{Packed, Quantization};
 use super::{Checkpoint, verify};
 use crate::arch::{self, Architecture};
 use crate::chat::ChatTemplate;
@@ -42,7 +43,11 @@ pub(super) fn network(folder: &Path) -> Result<(Decoder, Arc<Weights>), ModelErr
     let config_path = folder.join(CONFIG);
     let config_json = read(&config_path)?.ok_or_else(|| missing_config(folder))?;
     let (architecture, decoder) = arch::decoder_from_config(&config_path, &config_json)?;
-    let mut tensors = tensors(folder, architecture)?;
+    let quantization = Quantization::read(&Config::parse(&config_path, &config_json)?, architecture)?;
+    let Stored { mut tensors, packed } = stored(folder, architecture, quantization.is_some())?;
+    if let Some(quantization) = quantization {
+        quantization.join(&config_path, packed, &mut tensors)?;
+    }
     drop_redundant_head(folder, &decoder, &mut tensors)?;
     let weights = Weights::new(tensors);
     verify(&decoder, &weights, architecture)?;
@@ -89,13 +94,21 @@ fn files_ending(folder: &Path, ending: &str) -> Vec<String> {
     names
 }
 
+/// What the files hold.
+#[derive(Default)]
+struct Stored {
+    tensors: BTreeMap<String, Tensor>,
+    /// The u32 tensors of a folder that MLX quantized.
+    packed: BTreeMap<String, Packed>,
+}
+
 /// The tensors of one file or of all shards that the index names.
-fn tensors(folder: &Path, architecture: &Architecture) -> Result<BTreeMap<String, Tensor>, ModelError> {
-    let mut tensors = BTreeMap::new();
+fn stored(folder: &Path, architecture: &Architecture, quantized: bool) -> Result<Stored, ModelError> {
+    let mut stored = Stored::default();
     let single = folder.join(SINGLE);
     if single.exists() {
-        add_file(&single, architecture, &mut tensors)?;
-        return Ok(tensors);
+        stored.add_file(&single, architecture, quantized)?;
+        return Ok(stored);
     }
     let index_path = folder.join(INDEX);
     let Some(json) = read(&index_path)? else { return Err(missing_weights(folder)) };
@@ -106,16 +119,16 @@ fn tensors(folder: &Path, architecture: &Architecture) -> Result<BTreeMap<String
             let what = format!("{INDEX} names it");
             return Err(ModelError::missing_file(path, what, AGAIN));
         }
-        add_file(&path, architecture, &mut tensors)?;
+        stored.add_file(&path, architecture, quantized)?;
     }
     for (name, shard) in &index {
         let known = architecture.known_name(name.clone());
-        if !tensors.contains_key(&known) && !architecture.tolerates(&known) {
+        if !stored.contains(&known) && !architecture.tolerates(&known) {
             let what = format!("tensor {name} should be in {shard}, but is not there");
             return Err(ModelError::malformed(&index_path, what, AGAIN));
         }
     }
-    Ok(tensors)
+    Ok(stored)
 }
 
 fn missing_weights(folder: &Path) -> ModelError {
@@ -131,33 +144,45 @@ fn missing_weights(folder: &Path) -> ModelError {
     ModelError::missing_file(folder.join(SINGLE), "it holds the weights", hint)
 }
 
-fn add_file(
-    path: &Path,
-    architecture: &Architecture,
-    tensors: &mut BTreeMap<String, Tensor>,
-) -> Result<(), ModelError> {
-    let file = MappedFile::open(path)?;
-    for entry in safetensors::parse(path, file.bytes())? {
-        let name = architecture.known_name(entry.name.clone());
-        let Some(format) = entry.format() else {
-            if architecture.tolerates(&name) {
-                continue;
-            }
-            return Err(ModelError::unsupported(
-                path,
-                format!("type of tensor {}", entry.name),
-                entry.dtype,
-                "Tandem reads F32, F16 and BF16; convert the model to one of these",
-            ));
-        };
-        let values = Bytes { source: Source::Mapped(file.clone()), range: entry.range };
-        let tensor = Tensor { format, shape: entry.shape, values, groups: None };
-        if tensors.insert(name, tensor).is_some() {
-            let what = format!("tensor {} is in another shard too", entry.name);
-            return Err(ModelError::malformed(path, what, AGAIN));
-        }
+impl Stored {
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name) || self.packed.contains_key(name)
     }
-    Ok(())
+
+    fn add_file(
+        &mut self,
+        path: &Path,
+        architecture: &Architecture,
+        quantized: bool,
+    ) -> Result<(), ModelError> {
+        let file = MappedFile::open(path)?;
+        for entry in safetensors::parse(path, file.bytes())? {
+            let name = architecture.known_name(entry.name.clone());
+            if self.contains(&name) {
+                let what = format!("tensor {} is in another shard too, or there under another name", entry.name);
+                return Err(ModelError::malformed(path, what, AGAIN));
+            }
+            let format = entry.format();
+            let bytes = Bytes { source: Source::Mapped(file.clone()), range: entry.range };
+            if let Some(format) = format {
+                let tensor = Tensor { format, shape: entry.shape, values: bytes, groups: None };
+                self.tensors.insert(name, tensor);
+            } else if architecture.tolerates(&name) {
+                continue;
+            } else if quantized && entry.dtype == "U32" {
+                self.packed.insert(name, Packed { shape: entry.shape, bytes });
+            } else {
+                return Err(ModelError::unsupported(
+                    path,
+                    format!("type of tensor {}", entry.name),
+                    entry.dtype,
+                    "Tandem reads F32, F16 and BF16, and U32 where config.json has MLX's `quantization`; convert the \
+                     model to one of these",
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A tied checkpoint may store its head all the same. Equal bytes are redundant; others would silently be ignored.

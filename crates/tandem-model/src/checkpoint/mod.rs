@@ -6,6 +6,7 @@
 mod dummy;
 mod folder;
 mod gguf_file;
+pub(crate) mod mlx;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
