@@ -482,11 +482,15 @@ fn gguf_tokenizers() {
     says(model(|f| llama(f).i32s("tokenizer.ggml.scores", &[1, 2])), &["tokenizer.ggml.scores"]);
     says(model(|f| llama(f).f32s("tokenizer.ggml.scores", &[1.0])), &["tokenizer.ggml.scores"]);
     says(
-        model(|f| llama(f).f32s("tokenizer.ggml.scores", &[0.0; 2]).u32("tokenizer.ggml.unknown_token_id", 2)),
+        model(|f| {
+            llama(f).f32s("tokenizer.ggml.scores", &[0.0; 2]).u32("tokenizer.ggml.unknown_token_id", 2)
+        }),
         &["unknown_token_id = 2"],
     );
     says(
-        model(|f| llama(f).f32s("tokenizer.ggml.scores", &[0.0; 2]).u32("tokenizer.ggml.add_space_prefix", 1)),
+        model(|f| {
+            llama(f).f32s("tokenizer.ggml.scores", &[0.0; 2]).u32("tokenizer.ggml.add_space_prefix", 1)
+        }),
         &["add_space_prefix", "boolean"],
     );
     // Scores may be anything; a byte that no token stands for is an error when it comes up.
