@@ -101,6 +101,7 @@ fn checked(config: &Config, key: &str, rope: Rope) -> Result<Rope, ModelError> {
 }
 
 /// Context lengths that the config states outside the rope settings.
+#[derive(Clone, Copy)]
 struct Context {
     /// `max_position_embeddings`.
     stated: usize,

@@ -159,7 +159,8 @@ impl Stored {
         for entry in safetensors::parse(path, file.bytes())? {
             let name = architecture.known_name(entry.name.clone());
             if self.contains(&name) {
-                let what = format!("tensor {} is in another shard too, or there under another name", entry.name);
+                let what =
+                    format!("tensor {} is in another shard too, or there under another name", entry.name);
                 return Err(ModelError::malformed(path, what, AGAIN));
             }
             let format = entry.format();
