@@ -1,6 +1,7 @@
 """Make the chat-template references.
 
     python scripts/chat_reference.py fixtures
+    python scripts/chat_reference.py OUT FOLDER    of the templates FOLDER/*.jinja, with the conversations of the styles
 
 Needs `transformers` (5.24 or later) and `jinja2`. Each template below is written for this repository in a style that
 real models use; the renderings are made by transformers' own `render_jinja_template`. OUT/chat/NAME.json holds
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from chat_styles import STYLES, cases
 
 NOW = "2025-03-09T14:05:06"
 
@@ -447,6 +450,9 @@ PYTHON = r"""
 {{ raise_exception("No: " ~ text) }}
 {{ ''.__class__.__mro__ }}
 """
+# More of them, found by trying; ¶ and ␍ are a newline and a carriage return.
+PROBES = (Path(__file__).parent / "chat_probes.txt").read_text(encoding="utf-8").splitlines()
+PREAMBLE = "{% set first = messages[0] %}{% set text = first.content %}"
 PYTHON_CASE = dict(
     messages=[{"role": "user", "content": "One, two, thrée"}, *TURNS[2:]],
     documents=[
@@ -520,8 +526,11 @@ TEMPLATES = {
     ]),
     # `first` and `text` stand in front of each line, as in the templates that use them.
     "python": (None, BOS_EOS, [
-        case(template="{% set first = messages[0] %}{% set text = first.content %}" + line, **PYTHON_CASE)
+        case(template=PREAMBLE + line, **PYTHON_CASE)
         for line in PYTHON.strip().splitlines()
+    ]),
+    "probes": (None, BOS_EOS, [
+        case(template=PREAMBLE + line.replace("¶", "\n").replace("␍", "\r"), **PYTHON_CASE) for line in PROBES
     ]),
     "whitespace": (WHITESPACE, {}, [case(SHORT), case(TURNS, add_generation_prompt=False)]),
 }
@@ -552,15 +561,24 @@ def render(template: str, special: dict, case: dict) -> dict:
     except jinja2.exceptions.TemplateError as error:
         # Exactly this class comes from raise_exception alone; jinja2's own errors are its subclasses.
         return {"error": str(error)} if type(error) is jinja2.exceptions.TemplateError else {"fails": True}
-    except TypeError:
+    except (TypeError, RecursionError, ZeroDivisionError):
         return {"fails": True}
     return {"expected": out[0]}
 
 
+STYLE_CASES = cases(case, SHORT, TURNS, CALLS, PARTS, WEATHER, NOW)
+
+
 def main() -> None:
-    out = Path(sys.argv[1]) / "chat"
+    templates, out = TEMPLATES, Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        files = sorted(Path(sys.argv[2]).glob("*.jinja"))
+        templates = {file.stem: (file.read_text(encoding="utf-8"), BOS_EOS, STYLE_CASES) for file in files}
+    else:
+        out = out / "chat"
+        templates |= {f"style-{name}": (template, BOS_EOS, STYLE_CASES) for name, template in STYLES.items()}
     out.mkdir(parents=True, exist_ok=True)
-    for name, (template, special, cases) in TEMPLATES.items():
+    for name, (template, special, cases) in templates.items():
         cases = [c | render(template or c["template"], special, c) for c in cases]
         value = {"template": template, "special": special, "cases": cases}
         text = json.dumps(value, ensure_ascii=False, indent=1)

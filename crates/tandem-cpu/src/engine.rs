@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tandem_engine::checks::{SeqState, check_step, fits_context};
 use tandem_engine::{
     AdapterId, Capabilities, Engine, EngineError, EngineFactory, Fork, Input, Kind, KvSnapshot, KvType,
-    LayerKv, Logits, Memory, Row, RowOut, SeqBytes, SeqId, Ticket, Want, Which, sampler,
+    LayerKv, Logits, Memory, Row, RowOut, SeqBytes, SeqId, Ticket, Want, Which,
 };
 use tandem_kernels::kv::{self, KV_BLOCK, KvLayout};
 use tandem_kernels::team::Team;
@@ -246,8 +246,9 @@ impl CpuEngine {
             };
             parts.push(Part { tokens, count, blocks, logits, ropes: &turns.tables });
         }
-        let mut logits = self.forward.run(&parts, &mut self.blocks);
+        self.forward.run(&parts, &mut self.blocks);
         let wanted: Vec<usize> = parts.iter().map(|part| part.logits).collect();
+        let mut logits = self.forward.logits();
         let vocab = self.capabilities.vocab_size;
         let mut outputs = Vec::with_capacity(rows.len());
         for (row, wanted) in rows.iter().zip(wanted) {
@@ -255,7 +256,7 @@ impl CpuEngine {
             let (mine, rest) = logits.split_at(wanted * vocab);
             logits = rest;
             let sampled = match &row.want {
-                Want::Sample(spec) => sampler::sample(spec, mine, &sequence.tokens),
+                Want::Sample(spec) => self.forward.sample(spec, mine, &sequence.tokens),
                 _ => None,
             };
             sequence.sampled = sampled.as_ref().map(|sampled| sampled.token);

@@ -7,10 +7,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tandem_engine::{SampleSpec, Sampled, sampler};
 use tandem_kernels::activations::Activations;
 use tandem_kernels::attention::{AttentionRow, AttentionShape, attention};
 use tandem_kernels::elementwise;
 use tandem_kernels::kv::{KV_BLOCK, KvWrite, write_kv};
+use tandem_kernels::logits::argmax;
 use tandem_kernels::matrix::{Mode, gate_up, matmul};
 use tandem_kernels::norm;
 use tandem_kernels::rope::{RopeTable, Rotations, rope};
@@ -117,8 +119,8 @@ impl Forward {
         (4 * floats + activations) as u64
     }
 
-    /// Writes the new tokens' keys and values and returns the wanted logits, `[wanted, vocab]`, in order of the parts.
-    pub(crate) fn run(&mut self, parts: &[Part<'_>], blocks: &mut Blocks) -> &[f32] {
+    /// Writes the new tokens' keys and values and computes the wanted logits.
+    pub(crate) fn run(&mut self, parts: &[Part<'_>], blocks: &mut Blocks) {
         let mut wanted = Vec::new();
         let mut positions = Vec::new();
         let mut writes = Vec::new();
@@ -138,7 +140,21 @@ impl Forward {
             self.feed_forward(layer);
         }
         self.model.layers = layers;
-        self.project_logits(&wanted)
+        self.project_logits(&wanted);
+    }
+
+    /// The logits that the last step wanted, `[wanted, vocab]`, in order of the parts.
+    pub(crate) fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// As [`sampler::sample`]; the largest logit, where nothing else is asked for, is found by the whole team.
+    pub(crate) fn sample(&self, spec: &SampleSpec, logits: &[f32], history: &[u32]) -> Option<Sampled> {
+        if !spec.is_argmax() {
+            return sampler::sample(spec, logits, history);
+        }
+        let best = argmax(&self.team, logits).filter(|best| logits[*best].is_finite())?;
+        Some(Sampled { token: u32::try_from(best).ok()?, logprob: None, top: Vec::new() })
     }
 
     fn embed(&mut self, step: &Step<'_>) {
@@ -263,7 +279,7 @@ impl Forward {
         }
     }
 
-    fn project_logits(&mut self, wanted: &[usize]) -> &[f32] {
+    fn project_logits(&mut self, wanted: &[usize]) {
         let Model { hidden, vocab, final_norm, head, logit_scale, logit_softcap, .. } = &self.model;
         let (path, x) = (self.team.path(), &self.x);
         self.normed.resize(wanted.len());
@@ -280,7 +296,6 @@ impl Forward {
         if let Some(cap) = logit_softcap {
             self.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
         }
-        &self.logits
     }
 }
 

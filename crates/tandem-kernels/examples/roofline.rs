@@ -9,15 +9,14 @@
 //!
 //! A `FORMAT` is a name such as `Q4_0`, or `Q4_0-exact` for quantized weights with f32 activations.
 
-use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use tandem_kernels::activations::Activations;
-use tandem_kernels::buffer::HugeBuffer;
 use tandem_kernels::math::Activation;
 use tandem_kernels::matrix::{Mode, PackedMatrix, gate_up, matmul};
 use tandem_kernels::path::Path;
+use tandem_kernels::roofline::{Pages, read_bandwidth};
 use tandem_kernels::team::Team;
 use tandem_model::format::Format;
 
@@ -126,24 +125,6 @@ fn fork_and_join(team: &Team) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Seconds to read all of `buffer`, each thread its share.
-fn read(team: &Team, buffer: &[u8]) -> f64 {
-    let start = Instant::now();
-    let (words, _) = buffer.as_chunks::<64>();
-    let total = AtomicU64::new(0);
-    team.split(words.len(), |range| {
-        let mut sums = [0u64; 8];
-        for line in &words[range] {
-            for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-                *sum = sum.wrapping_add(u64::from_le_bytes(*word));
-            }
-        }
-        total.fetch_add(sums.iter().fold(0, |a, b| a.wrapping_add(*b)), Ordering::Relaxed);
-    });
-    black_box(total.into_inner());
-    start.elapsed().as_secs_f64()
-}
-
 /// A rate by the median of the times, and by the least.
 struct Rate {
     median: f64,
@@ -160,9 +141,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (numbers, names): (Vec<_>, Vec<_>) =
         std::env::args().skip(1).partition(|arg| arg.parse::<usize>().is_ok());
     let threads = if numbers.is_empty() { vec!["1".to_owned(), "2".to_owned()] } else { numbers };
-    let mut buffer = HugeBuffer::zeroed(94 << 20)?;
-    buffer.fill(1);
-    println!("huge pages: {}", buffer.huge_pages());
     for threads in threads {
         let teams: Vec<Team> = Path::supported()
             .into_iter()
@@ -185,27 +163,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let name =
                 format!("{}{}", format.name(), if format.is_quantized() && !int { "-exact" } else { "" });
             if names.is_empty() || names.contains(&name) {
-                measure(&teams, &name, format, int, &buffer)?;
+                measure(&teams, &name, format, int)?;
             }
         }
     }
     Ok(())
 }
 
-fn measure(
-    teams: &[Team],
-    name: &str,
-    format: Format,
-    int: bool,
-    buffer: &HugeBuffer,
-) -> Result<(), Box<dyn std::error::Error>> {
+fn measure(teams: &[Team], name: &str, format: Format, int: bool) -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::new(&teams[0], format, VOCABULARY)?;
     let bytes: usize = model.matrices().map(PackedMatrix::bytes).sum();
     let weights: usize = model.matrices().map(|m| m.rows() * m.cols()).sum::<usize>() - HIDDEN * VOCABULARY;
-    let mut reads = Vec::new();
+    let read = read_bandwidth(&teams[0], bytes, Pages::Huge)?.map_or(f64::NAN, |read| read / 1e9);
     let mut times = vec![[const { Times([const { Vec::new() }; 5]) }; 3]; teams.len()];
     for round in 0..7 {
-        reads.push(read(&teams[0], buffer));
         for (team, times) in teams.iter().zip(&mut times) {
             for (rows, times) in [1, 4, PREFILL].into_iter().zip(times) {
                 if rows < PREFILL || round % 3 == 0 {
@@ -214,12 +185,9 @@ fn measure(
             }
         }
     }
-    reads.sort_by(f64::total_cmp);
-    let read = |time: f64| buffer.len() as f64 / 1e9 / time;
-    let read = Rate { median: read(reads[reads.len() / 2]), best: read(reads[0]) };
     for (team, [decode, batch, prefill]) in teams.iter().zip(&mut times) {
         println!(
-            "  {name:10} {:6}  decode {} GB/s {} tok/s | batch 4 {} tok/s | prefill {} GOP/s | plain read {read} GB/s",
+            "  {name:10} {:6}  decode {} GB/s {} tok/s | batch 4 {} tok/s | prefill {} GOP/s | plain read {read:.1} GB/s",
             team.path().name(),
             decode.rate(bytes as f64 / 1e9, true),
             decode.rate(1.0, true),

@@ -43,7 +43,7 @@ impl HugeBuffer {
         let error = OutOfMemory { bytes: len };
         let size = len.max(1).checked_next_multiple_of(ALIGN).ok_or(error)?;
         let (slab, offset) = if size > SLAB / 4 || cfg!(not(target_os = "linux")) {
-            (Arc::new(Slab::new(size).ok_or(error)?), 0)
+            (Arc::new(Slab::new(size, true).ok_or(error)?), 0)
         } else {
             let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
             match current.0.upgrade() {
@@ -53,7 +53,7 @@ impl HugeBuffer {
                     (slab, offset)
                 }
                 _ => {
-                    let slab = Arc::new(Slab::new(SLAB).ok_or(error)?);
+                    let slab = Arc::new(Slab::new(SLAB, true).ok_or(error)?);
                     *current = (Arc::downgrade(&slab), size);
                     (slab, 0)
                 }
@@ -61,6 +61,17 @@ impl HugeBuffer {
         };
         // SAFETY: `offset + size` bytes lie inside the slab: it was made or checked to hold them.
         Ok(HugeBuffer { start: unsafe { slab.start.add(offset) }, len, slab })
+    }
+
+    /// As [`HugeBuffer::zeroed`] in pages of the base size: to see what huge ones are worth.
+    ///
+    /// # Errors
+    /// If the system has no memory for it.
+    pub fn zeroed_in_small_pages(len: usize) -> Result<HugeBuffer, OutOfMemory> {
+        let error = OutOfMemory { bytes: len };
+        let size = len.max(1).checked_next_multiple_of(ALIGN).ok_or(error)?;
+        let slab = Arc::new(Slab::new(size, false).ok_or(error)?);
+        Ok(HugeBuffer { start: slab.start, len, slab })
     }
 
     /// Whether the system was asked for, and promised to try, huge pages.
@@ -114,7 +125,8 @@ impl Slab {
     /// Size of a huge page on x86-64 and on most arm64 systems.
     const HUGE: usize = 2 << 20;
 
-    fn new(len: usize) -> Option<Slab> {
+    /// In huge pages if `huge` and the system has them, else in pages of the base size.
+    fn new(len: usize, huge: bool) -> Option<Slab> {
         let len = len.checked_next_multiple_of(Slab::HUGE)?;
         let mapped = len.checked_add(Slab::HUGE)?;
         // SAFETY: a fresh anonymous mapping, placed by the system.
@@ -142,7 +154,9 @@ impl Slab {
             if head < Slab::HUGE {
                 libc::munmap(start.add(len).cast(), Slab::HUGE - head);
             }
-            let huge = libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) == 0;
+            let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+            let taken = libc::madvise(start.cast(), len, advice) == 0;
+            let huge = huge && taken;
             Some(Slab { start, len, huge })
         }
     }
@@ -177,7 +191,7 @@ impl Slab {
         std::alloc::Layout::from_size_align(len, ALIGN).ok()
     }
 
-    fn new(len: usize) -> Option<Slab> {
+    fn new(len: usize, _: bool) -> Option<Slab> {
         // SAFETY: `len` is not 0.
         let start = unsafe { std::alloc::alloc_zeroed(Slab::layout(len)?) };
         (!start.is_null()).then_some(Slab { start, len, huge: false })

@@ -20,6 +20,7 @@ pub mod math;
 pub mod matrix;
 pub mod norm;
 pub mod path;
+pub mod roofline;
 pub mod rope;
 pub mod rows;
 pub mod team;

@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // helpers are tests too
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use common::judged;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tandem_model::{ChatTemplate, Message, ModelError, RenderOptions};
@@ -95,11 +98,29 @@ fn renders_as_transformers_does() {
     assert!(faults.is_empty(), "{}", faults.join("\n\n"));
 }
 
+/// The templates of real models that llama.cpp keeps for its own tests, rendered by transformers there and then.
 #[test]
-fn probe() {
-    let folder = PathBuf::from(std::env::var_os("PROBE").unwrap());
-    let faults = faults(&folder, &[]);
-    assert!(faults.is_empty(), "{}", faults.join("\n\n"));
+fn judged_real_templates() {
+    let python = std::env::var_os("TANDEM_JUDGE_PYTHON").map(PathBuf::from);
+    let Some(python) = judged("a Python with transformers", python) else { return };
+    let vocabularies = std::env::var_os("TANDEM_LLAMA_VOCABS").map(PathBuf::from);
+    let Some(vocabularies) = judged("llama.cpp's models folder", vocabularies) else { return };
+    let out = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/chat_reference.py");
+    let output = std::process::Command::new(python)
+        .arg(script)
+        .arg(out.path())
+        .arg(vocabularies.join("templates"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let faults = faults(out.path(), KNOWN);
+    // What fails in Python (a loop over none, an empty list where a tuple is meant) may come out here; nothing that
+    // comes out there may come out otherwise here, and only one template is refused, for its tools.
+    let serious: Vec<_> = faults.iter().filter(|fault| !fault.contains("\nwanted a failure")).collect();
+    let refused = serious.iter().filter(|fault| fault.contains("is escaped in Python")).count();
+    assert_eq!(serious.len(), refused, "{serious:#?}");
+    assert!(refused <= 3 && faults.len() <= 40, "{refused} refused, {} faults: {serious:#?}", faults.len());
 }
 
 fn render(template: &str) -> Result<String, ModelError> {
@@ -131,6 +152,74 @@ fn endless_work_and_endless_text_are_cut() {
     let text = "{% set s = 'x' * 1000000 %}{% for i in range(100) %}{{ s }}{% endfor %}";
     let error = render(text).unwrap_err().to_string();
     assert!(error.contains("64 MiB"), "{error}");
+}
+
+#[test]
+fn what_python_would_do_otherwise_is_refused_by_name() {
+    for (template, words) in [
+        ("{{ tool.items }}", "`.items` without a call"),
+        ("{% macro m() %}{{ varargs }}{% endmacro %}{{ m(1) }}", "no `varargs`"),
+        ("{{ '<' | safe + '<' }}", "is escaped in Python"),
+        ("{{ '%s' % 'x' }}", "% operator on unsupported types"),
+        ("{{ messages | random }}", "filter random is unknown"),
+        ("{{ messages[0] | attr('role') }}", "filter attr is unknown"),
+        ("{{ joiner(',') }}", "joiner is unknown"),
+        ("{{ 'x'.encode('utf-8') }}", "no method named encode"),
+        ("{{ [1].append(2) }}", "no method named append"),
+        ("{% block b %}{% endblock %}", "unknown statement block"),
+        ("{{ nothing | tojson }}", "a value of type undefined is no JSON"),
+        ("{{ 'a' | indent(1, 2, 3, 4) }}", "4 arguments are more than the 3"),
+        ("{{ 'a' | default(wrong=1) }}", "unknown keyword argument"),
+        ("{{ strftime_now('%Q') }}", "cannot print \"%Q\""),
+    ] {
+        let error = render(template).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("hint: "), "{template}: {error}");
+    }
+    // Not reached, not refused.
+    assert_eq!(render("{{ ('<' | safe + '<') if false else 'x' }}").unwrap(), "x");
+}
+
+#[test]
+fn templates_of_a_million_characters() {
+    let started = std::time::Instant::now();
+    let long = ["x".repeat(999).as_str(), ""].join("\n").repeat(1000);
+    assert_eq!(render(&long).unwrap() + "\n", long);
+    // Many small tags come out; what nests, or is one expression, is refused before anything recurses over it.
+    assert_eq!(render(&"{{ 1 }}+\n".repeat(60_000)).unwrap().len(), 60_000 * 3 - 1);
+    let within = |unit: &str| {
+        let lines = ["".to_owned(), unit.repeat(10_000 / unit.len())].join("\n");
+        lines.repeat(100)
+    };
+    for (open, unit) in [
+        ("{{ 1", " + 1"),
+        ("{{ 1", "|int"),
+        ("{{ a", ".b"),
+        ("{{ ", "("),
+        ("{{ ", "["),
+        ("{{ ", "not "),
+        ("{{ ", "-"),
+        ("{{ 1", " if 1 else 1"),
+        ("{% if 1 %}", "{% elif 1 %}"),
+        ("", "{% if 1 %}"),
+        ("", "{% for a in b %}"),
+        ("", "{% macro m() %}"),
+        ("{{ '", "\\"),
+        ("", "{"),
+        ("", "{{"),
+        ("", "{#"),
+        ("", "{% raw %}"),
+    ] {
+        for close in ["", " }}"] {
+            let _ = render(&format!("{open}{}{close}", within(unit)));
+        }
+    }
+    let error = render(&"x".repeat(1_000_000)).unwrap_err().to_string();
+    assert!(error.contains("a line of more than 65535 bytes"), "{error}");
+    let error = render(&"\n".repeat(100_000)).unwrap_err().to_string();
+    assert!(error.contains("as many lines"), "{error}");
+    let error = render(&"x".repeat((1 << 20) + 1)).unwrap_err().to_string();
+    assert!(error.contains("1048577 bytes"), "{error}");
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
 }
 
 #[test]

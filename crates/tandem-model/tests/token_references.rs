@@ -169,3 +169,48 @@ fn judged_models_with_a_vocabulary() {
         assert!(all.is_empty(), "{}", all.join("\n"));
     }
 }
+
+/// A megabyte of one thing: no panic, nothing lost, and time that does not grow with the square.
+fn survives(name: &str, tokenizer: &Tokenizer) {
+    for unit in [" ", "\n", " \n", "a", "\0", "7", "'", "é", "🙂", "\u{301}", "a ", "ab1 '\n", "<", "\u{3000}", " q\u{301}\t"] {
+        let time = |bytes: usize| {
+            let text = unit.repeat(bytes / unit.len()) + "x";
+            let started = std::time::Instant::now();
+            let ids = tokenizer.encode(&text, false).unwrap();
+            let taken = started.elapsed();
+            assert_eq!(tokenizer.decode(&ids, false).len(), text.len(), "{name} {unit:?}");
+            taken.as_secs_f64()
+        };
+        let (small, large) = (time(1 << 17), time(1 << 20));
+        println!("{name} {unit:?}: {small:.3} s for 128 KiB, {large:.3} s for 1 MiB");
+        // Eight times the text; the square would be 64 times the time.
+        assert!(large < 0.5 || large < 24.0 * small, "{name} {unit:?}: {small} s, {large} s");
+        assert!(large < 20.0, "{name} {unit:?}: {large} s");
+    }
+}
+
+#[test]
+fn tiny_tokenizer_survives_long_texts() {
+    let path = fixture("llama-gqa/tokenizer.json");
+    survives("tiny", &Tokenizer::from_json(&path, &std::fs::read(&path).unwrap(), 384).unwrap());
+}
+
+#[test]
+fn judged_long_texts() {
+    let folder = std::env::var_os("TANDEM_TOKENIZERS").map(PathBuf::from);
+    let Some(folder) = judged("the folder of tokenizer.json files", folder) else { return };
+    for name in ["qwen3", "gemma3", "llama3_1"] {
+        let path = find(&folder.join(name), "tokenizer.json").unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let started = std::time::Instant::now();
+        let tokenizer = Tokenizer::from_json(&path, &bytes, 1 << 20).unwrap();
+        println!("{name}: read in {:?}", started.elapsed());
+        survives(name, &tokenizer);
+    }
+    let folder = std::env::var_os("TANDEM_LLAMA_VOCABS").map(PathBuf::from);
+    let Some(folder) = judged("llama.cpp's models folder", folder) else { return };
+    for (name, pre) in [("llama-spm", None), ("gpt-2", None), ("llama-bpe", Some("gpt-4o")), ("llama-bpe", Some("tekken"))] {
+        let tokenizer = from_gguf(&folder.join(format!("ggml-vocab-{name}.gguf")), pre);
+        survives(&format!("{name} {pre:?}"), &tokenizer);
+    }
+}

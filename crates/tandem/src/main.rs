@@ -4,8 +4,10 @@
 //! error says what happened, then what to do about it (`hint:`), on standard error. Exit codes: 0 done, 1 failed,
 //! 2 used wrongly, 130 interrupted.
 
+mod bench;
 mod cli;
 mod commands;
+mod host;
 mod interrupt;
 mod measure;
 mod model;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::List(args) => commands::list::run(args),
         Command::Rm(args) => commands::rm::run(args),
         Command::Doctor(args) => commands::doctor::run(args),
+        Command::Bench(args) => commands::bench::run(args),
         Command::Completions(args) => commands::completions::run(args),
     };
     done.unwrap_or_else(|error| report::failure(&error))

@@ -9,12 +9,21 @@ pub fn peak_memory() -> Option<u64> {
     peak()
 }
 
+/// Most bytes that another process, which still runs, has held in memory.
+pub fn peak_memory_of(process: u32) -> Option<u64> {
+    if cfg!(target_os = "linux") { peak_in(&format!("/proc/{process}/status")) } else { None }
+}
+
+fn peak_in(status: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(status).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// `getrusage` would not do here: its maximum survives `exec`, so a large parent shows through.
 #[cfg(target_os = "linux")]
 fn peak() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    peak_in("/proc/self/status")
 }
 
 #[cfg(all(unix, not(target_os = "linux")))]

@@ -10,7 +10,7 @@ use tandem_model::{Checkpoint, GenerationConfig};
 use tandem_runtime::{Actor, Options};
 use tandem_store::Store;
 
-use crate::cli::{DummyArgs, DummyFormat, EngineArgs, QuantArg, SamplingArgs};
+use crate::cli::{DummyArgs, DummyFormat, EngineArgs, LoadArgs, QuantArg, SamplingArgs};
 use crate::progress;
 
 /// Tokens of context where the user does not say: enough to work with, and small enough for any machine.
@@ -53,22 +53,27 @@ pub fn context(asked: Option<usize>, handles: usize) -> anyhow::Result<usize> {
     }
 }
 
-/// Starts the engine, which loads on its own thread.
-pub fn start(checkpoint: &Checkpoint, args: &EngineArgs, context: usize) -> anyhow::Result<Actor> {
+/// How the engine is to run.
+pub fn options(args: &LoadArgs, threads: Option<usize>, context: usize) -> CpuOptions {
     let quant = match args.quant {
         QuantArg::Q4 => Some(Quant::Q4),
         QuantArg::Q8 => Some(Quant::Q8),
         QuantArg::None => None,
     };
     let options = CpuOptions {
-        threads: args.threads,
+        threads,
         context: Some(context),
         quant,
         memory_budget: args.memory_budget,
         ..CpuOptions::default()
     };
-    let options = if args.exact { options.exact() } else { options };
-    let progress = progress::load(if quant.is_some() { "quantizing" } else { "loading" });
+    if args.exact { options.exact() } else { options }
+}
+
+/// Starts the engine, which loads on its own thread.
+pub fn start(checkpoint: &Checkpoint, args: &EngineArgs, context: usize) -> anyhow::Result<Actor> {
+    let options = options(&args.load, args.threads, context);
+    let progress = progress::load(if options.quant.is_some() { "quantizing" } else { "loading" });
     let (decoder, weights) = (checkpoint.decoder.clone(), checkpoint.weights.clone());
     let factory = CpuFactory::new(decoder, weights, options, progress);
     Ok(Actor::spawn(Box::new(factory), &Options::default())?)

@@ -21,7 +21,7 @@ pub enum Prompt {
 impl Prompt {
     /// From the argument, a file or standard input.
     pub fn read(args: &RunArgs) -> anyhow::Result<Self> {
-        if let Some(count) = args.dummy.tokens {
+        if let Some(count) = args.dummy_prompt {
             return Ok(Self::Tokens(count.get()));
         }
         let argument = match (&args.dummy.weights, &args.model, &args.prompt.text) {

@@ -4,6 +4,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value};
 
 use super::python::invalid;
+use super::source::JOINED;
 
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter("default", default);
@@ -13,6 +14,11 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter("int", int);
     environment.add_filter("round", round);
     environment.add_filter("truncate", truncate);
+    environment.add_filter(JOINED, |_: Value| -> Result<Value, Error> {
+        Err(invalid(
+            "what is added to a text from `safe` or `escape` is escaped in Python; Tandem cannot do that",
+        ))
+    });
     // Python looks for an attribute, which a dictionary's entries are not; minijinja for an entry.
     environment.remove_filter("attr");
 }

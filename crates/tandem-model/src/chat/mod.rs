@@ -115,6 +115,7 @@ impl ChatTemplate {
         for (name, token) in &self.special_tokens {
             variables.insert(name, token.as_str().into());
         }
+        let messages: Vec<Map<String, Value>> = messages.iter().map(as_templates_see_it).collect();
         variables.insert("messages", minijinja::Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", options.add_generation_prompt.into());
         variables.insert("tools", minijinja::Value::from(Serde(&options.tools)));
@@ -128,6 +129,22 @@ impl ChatTemplate {
             .map_err(|error| describe(&error))?;
         String::from_utf8(output.bytes).map_err(|error| ModelError::Template(error.to_string()))
     }
+}
+
+/// A message's keys. As in transformers, its reasoning is there under each name that templates read.
+fn as_templates_see_it(message: &Message) -> Map<String, Value> {
+    let mut own = Map::from_iter([("role".to_owned(), Value::String(message.role.clone()))]);
+    own.extend(message.content.clone().map(|content| ("content".to_owned(), content)));
+    own.extend(message.extra.clone());
+    let mut names = ["reasoning_content", "thinking", "reasoning"].iter();
+    let Some(reasoning) = names.find_map(|name| own.get(*name).filter(|value| !value.is_null()).cloned())
+    else {
+        return own;
+    };
+    let mut all = Map::from_iter([("thinking".to_owned(), reasoning.clone())]);
+    all.extend(own);
+    all.insert("reasoning_content".to_owned(), reasoning);
+    all
 }
 
 /// As transformers' `_compile_jinja_template` sets it up.

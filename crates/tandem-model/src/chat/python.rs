@@ -140,7 +140,8 @@ fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Vec<String>, Er
             }
         }
         None => {
-            let (mut rest, mut parts) = (text.trim(), Vec::new());
+            let keep = if from_right { str::trim_end } else { str::trim_start };
+            let (mut rest, mut parts) = (keep(text), Vec::new());
             while !rest.is_empty() {
                 let cut =
                     if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
@@ -149,13 +150,9 @@ fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Vec<String>, Er
                     break;
                 };
                 let (left, right) = rest.split_at(cut);
-                if from_right {
-                    parts.push(right.trim_start());
-                    rest = left.trim_end();
-                } else {
-                    parts.push(left);
-                    rest = right.trim_start();
-                }
+                let (part, others) = if from_right { (right.trim_start(), left) } else { (left, right) };
+                parts.push(part);
+                rest = keep(others);
             }
             parts
         }

@@ -8,8 +8,18 @@ use minijinja::Error;
 /// Longest template, in bytes; the longest known has 20 thousand.
 const MAX_SOURCE: usize = 1 << 20;
 
+/// Longest line in bytes, and most lines: minijinja counts both in 16 bits.
+const MAX_LINE: usize = u16::MAX as usize;
+
 /// Most operators and names in one tag. An expression's tree may be as deep as it is long, and is walked recursively.
 const MAX_TAG: usize = 1000;
+
+/// Most `elif`s in a template: each nests in the one before it.
+const MAX_ELIFS: usize = 500;
+
+/// Stands for the filters `safe` and `escape` in a tag that also adds with `+`: what Python adds to their text it escapes
+/// (`~` does not). The filter of this name refuses that, once it is reached.
+pub(super) const JOINED: &str = "safe_then_joined";
 
 /// Methods of Python's dictionaries: without a call, jinja2 takes `tool.items` for the method even where there is such
 /// an entry.
@@ -26,8 +36,13 @@ pub(super) fn prepare(source: &str) -> Result<String, Error> {
         )));
     }
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    if source.split('\n').any(|line| line.len() > MAX_LINE) || source.split('\n').count() > MAX_LINE {
+        return Err(invalid(format!(
+            "the template has a line of more than {MAX_LINE} bytes, or as many lines"
+        )));
+    }
     let mut out = String::with_capacity(source.len());
-    let mut rest = source.as_str();
+    let (mut rest, mut elifs) = (source.as_str(), 0);
     let opens = |rest: &str, at: usize| rest[at + 1..].starts_with(['{', '%', '#']);
     while let Some((at, _)) = rest.match_indices('{').find(|&(at, _)| opens(rest, at)) {
         let (before, tag) = rest.split_at(at + 2);
@@ -40,33 +55,38 @@ pub(super) fn prepare(source: &str) -> Result<String, Error> {
             continue;
         }
         let end = if before.ends_with("{%") { "%}" } else { "}}" };
-        let inside = &rest[..end_of_tag(rest, end)?];
-        rest = &rest[inside.len()..];
+        let (len, inside) = read_tag(rest, end)?;
+        rest = &rest[len..];
         let name = inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
+        elifs += usize::from(end == "%}" && name.starts_with("elif"));
+        if elifs > MAX_ELIFS {
+            return Err(invalid(format!("the template has more than {MAX_ELIFS} times elif")));
+        }
         match name {
             "generation" if end == "%}" => out.push_str(&inside.replacen(name, "with", 1)),
             "endgeneration" if end == "%}" => out.push_str(&inside.replacen(name, "endwith", 1)),
             // What stands up to its end is no template.
             "raw" if end == "%}" => {
                 let until = rest.find("endraw").unwrap_or(rest.len());
-                out.push_str(inside);
+                out.push_str(&inside);
                 out.push_str(&rest[..until]);
                 rest = &rest[until..];
             }
-            _ => out.push_str(inside),
+            _ => out.push_str(&inside),
         }
     }
     out.push_str(rest);
     Ok(out)
 }
 
-/// Where the tag that starts at `text` ends: at `end` outside strings. Its names are looked at on the way.
-fn end_of_tag(text: &str, end: &str) -> Result<usize, Error> {
+/// The tag that starts at `text`: its length, up to `end` outside strings, and its text as minijinja takes it.
+fn read_tag(text: &str, end: &str) -> Result<(usize, String), Error> {
     let bytes = text.as_bytes();
-    let (mut at, mut tokens, mut braces, mut after_dot) = (0, 0, 0usize, false);
+    let (mut at, mut tokens, mut braces, mut before) = (0, 0, 0usize, b' ');
+    let (mut marks, mut joins) = (Vec::new(), false);
     while at < bytes.len() {
         if braces == 0 && text[at..].starts_with(end) {
-            return Ok(at);
+            break;
         }
         let start = at;
         let c = bytes[at];
@@ -84,7 +104,11 @@ fn end_of_tag(text: &str, end: &str) -> Result<usize, Error> {
                 {
                     at += 1;
                 }
-                check_name(&text[start..at], after_dot, text[at..].trim_start().starts_with('('))?;
+                let name = &text[start..at];
+                check_name(name, before == b'.', text[at..].trim_start().starts_with('('))?;
+                if before == b'|' && ["safe", "e", "escape"].contains(&name) {
+                    marks.push(start..at);
+                }
             }
             _ => {
                 braces = match c {
@@ -92,18 +116,27 @@ fn end_of_tag(text: &str, end: &str) -> Result<usize, Error> {
                     b'}' => braces.saturating_sub(1),
                     _ => braces,
                 };
+                joins |= c == b'+';
                 at += 1;
             }
         }
         if !c.is_ascii_whitespace() {
-            after_dot = c == b'.';
+            before = c;
             tokens += 1;
         }
         if tokens > MAX_TAG {
             return Err(invalid(format!("one tag has more than {MAX_TAG} names and signs")));
         }
     }
-    Ok(bytes.len())
+    let inside = &text[..at];
+    let (mut out, mut done) = (String::with_capacity(at), 0);
+    for mark in marks.iter().filter(|_| joins) {
+        out.push_str(&inside[done..mark.start]);
+        out.push_str(JOINED);
+        done = mark.end;
+    }
+    out.push_str(&inside[done..]);
+    Ok((at, out))
 }
 
 fn check_name(name: &str, after_dot: bool, called: bool) -> Result<(), Error> {
@@ -151,6 +184,11 @@ mod tests {
         ] {
             assert!(prepare(text).unwrap_err().to_string().contains("Python's method"), "{text}");
         }
+        assert!(prepare("{{ 'a' | safe }}{{ 'a' ~ 'b' }}").is_ok());
+        assert_eq!(
+            prepare("{{ a | safe + d + (d|e)+safe }}{{ a|e ~ b }}").unwrap(),
+            "{{ a | safe_then_joined + d + (d|safe_then_joined)+safe }}{{ a|e ~ b }}"
+        );
         assert!(
             prepare("{% macro m() %}{{ kwargs }}{% endmacro %}").unwrap_err().to_string().contains("kwargs")
         );

@@ -13,6 +13,14 @@ pub struct EngineArgs {
     #[arg(long, short = 'c', value_name = "N", visible_alias = "ctx-size")]
     pub context: Option<usize>,
 
+    #[command(flatten)]
+    pub load: LoadArgs,
+}
+
+/// What numbers a model is held in, and how much memory it may take.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct LoadArgs {
     /// Quantize float weights while loading
     #[arg(long, value_enum, default_value_t = QuantArg::None)]
     pub quant: QuantArg,
@@ -36,7 +44,7 @@ pub enum QuantArg {
     None,
 }
 
-fn threads(text: &str) -> Result<usize, String> {
+pub(super) fn threads(text: &str) -> Result<usize, String> {
     let count: usize = text.parse().map_err(|_| "not a number of threads".to_owned())?;
     let most = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
     match count {

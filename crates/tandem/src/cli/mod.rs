@@ -1,6 +1,7 @@
 //! The command line's grammar. A flag stands together with its documentation; each command's are one struct in its own
 //! file.
 
+mod bench;
 mod completions;
 mod doctor;
 mod engine;
@@ -12,9 +13,10 @@ mod sampling;
 
 use clap::{Parser, Subcommand};
 
+pub use bench::{BenchArgs, BenchOutput};
 pub use completions::CompletionsArgs;
 pub use doctor::DoctorArgs;
-pub use engine::{EngineArgs, QuantArg};
+pub use engine::{EngineArgs, LoadArgs, QuantArg};
 pub use list::ListArgs;
 pub use pull::PullArgs;
 pub use rm::RmArgs;
@@ -46,6 +48,8 @@ pub enum Command {
     Rm(RmArgs),
     /// Show what this machine offers and what Tandem makes of it
     Doctor(DoctorArgs),
+    /// Measure speed and memory, beside another runner and the limits of this machine
+    Bench(Box<BenchArgs>),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
 }

@@ -34,6 +34,17 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub dummy: DummyArgs,
+
+    /// In place of PROMPT: this many tokens
+    #[arg(
+        long = "dummy-prompt",
+        value_name = "N",
+        requires = "weights",
+        conflicts_with_all = ["model", "text", "file", "system"],
+        id = "tokens",
+        help_heading = "Benchmarks"
+    )]
+    pub dummy_prompt: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -106,16 +117,6 @@ pub struct DummyArgs {
         id = "format"
     )]
     pub format: DummyFormat,
-
-    /// In place of PROMPT: this many tokens
-    #[arg(
-        long = "dummy-prompt",
-        value_name = "N",
-        requires = "weights",
-        conflicts_with_all = ["model", "text", "file", "system"],
-        id = "tokens"
-    )]
-    pub tokens: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -8,6 +8,7 @@ use tandem_kernels::path::{Path, VARIABLE};
 use tandem_store::Store;
 
 use crate::cli::DoctorArgs;
+use crate::host;
 use crate::measure::size;
 
 #[derive(Serialize)]
@@ -57,13 +58,13 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             optimized: !cfg!(debug_assertions),
             platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            cpu: cpu_name(),
+            cpu: host::cpu_name(),
             threads: std::thread::available_parallelism().ok().map(usize::from),
-            cpu_features: cpu_features(),
+            cpu_features: host::cpu_features(),
             kernels: Kernels::new(),
-            memory_bytes: total_memory(),
+            memory_bytes: host::total_memory(),
             memory_available_bytes: tandem_cpu::available_memory(),
-            huge_pages: huge_pages(),
+            huge_pages: host::huge_pages(),
             engines: vec!["cpu"],
             store: store.as_ref().map(|s| s.root().display().to_string()),
             models: store.as_ref().map(|s| s.list().len()),
@@ -106,66 +107,4 @@ impl Kernels {
         };
         Self { live, supported, why }
     }
-}
-
-/// Those that a kernel could use.
-fn cpu_features() -> Vec<&'static str> {
-    #[allow(unused_mut)]
-    let mut features = Vec::new();
-    #[cfg(target_arch = "x86_64")]
-    {
-        macro_rules! look {
-            ($($name:tt)*) => { $(if is_x86_feature_detected!($name) { features.push($name) })* };
-        }
-        look!("sse4.2" "avx" "avx2" "fma" "f16c" "avxvnni" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512bf16" "avx512fp16");
-    }
-    #[cfg(target_arch = "aarch64")]
-    {
-        macro_rules! look {
-            ($($name:tt)*) => { $(if std::arch::is_aarch64_feature_detected!($name) { features.push($name) })* };
-        }
-        look!("neon" "fp16" "dotprod" "i8mm" "bf16" "sve" "sve2");
-    }
-    features
-}
-
-/// The value of a `name: value` or `name : value` line of one of Linux's own files.
-#[cfg(not(target_os = "macos"))]
-fn field(file: &str, name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
-    fields.find_map(|(key, value)| (key.trim() == name).then(|| value.trim().to_owned()))
-}
-
-#[cfg(not(target_os = "macos"))]
-fn cpu_name() -> Option<String> {
-    field("/proc/cpuinfo", "model name")
-}
-
-#[cfg(not(target_os = "macos"))]
-fn total_memory() -> Option<u64> {
-    field("/proc/meminfo", "MemTotal")?.strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-#[cfg(target_os = "macos")]
-fn cpu_name() -> Option<String> {
-    sysctl("machdep.cpu.brand_string")
-}
-
-#[cfg(target_os = "macos")]
-fn total_memory() -> Option<u64> {
-    sysctl("hw.memsize")?.parse().ok()
-}
-
-#[cfg(target_os = "macos")]
-fn sysctl(name: &str) -> Option<String> {
-    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-}
-
-/// The choice in brackets of `always [madvise] never`.
-fn huge_pages() -> Option<String> {
-    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
-    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }

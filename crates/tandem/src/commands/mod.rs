@@ -1,5 +1,6 @@
 //! What each command does.
 
+pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod doctor;

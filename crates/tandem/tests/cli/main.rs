@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod bad_input;
+mod bench;
 mod help;
 mod models;
 mod run;
