@@ -274,6 +274,15 @@ fn phi3_rope() {
 }
 
 #[test]
+fn whole_heads_are_rotated_elsewhere() {
+    says(
+        changed("qwen3", |c| c["rope_parameters"]["partial_rotary_factor"] = json!(0.5)),
+        &["partial_rotary_factor is set"],
+    );
+    says(changed("qwen3", |c| c["partial_rotary_factor"] = json!(0.5)), &["partial_rotary_factor = 0.5"]);
+}
+
+#[test]
 fn windows_of_qwen() {
     assert_eq!(windows(&read("qwen2-window")), [None, Some(24), Some(24)]);
     let qwen = |change: fn(&mut Value)| changed("qwen2-window", change);

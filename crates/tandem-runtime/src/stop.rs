@@ -71,6 +71,11 @@ impl StopMatcher {
         Ok(self.held.drain(..safe).collect())
     }
 
+    /// Bytes held back now.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// The text has ended: gives what was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)

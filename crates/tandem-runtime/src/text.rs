@@ -58,6 +58,11 @@ impl TextStream {
         self.tokens.control()
     }
 
+    /// Bytes of whole characters that are held back now, because a stop string may have begun.
+    pub fn held(&self) -> usize {
+        self.stops.held()
+    }
+
     /// What `text` shows, and whether it ends with a stop string.
     fn show(&mut self, text: &str) -> String {
         match self.stops.push(text) {

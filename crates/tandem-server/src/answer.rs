@@ -51,8 +51,12 @@ pub(crate) struct Answer {
 struct Choice {
     /// `None` after its end.
     stream: Option<TextStream>,
-    /// Tokens whose text has not come out yet: they may turn out to belong to a stop string.
-    held: Vec<Token>,
+    /// Tokens none of whose text has come out yet, and where it begins: they may turn out to belong to a stop string.
+    held: Vec<(usize, Token)>,
+    /// Bytes of text that came out.
+    shown: usize,
+    /// Bytes of text in all.
+    length: usize,
     last_token: Option<Instant>,
     usage: Usage,
 }
@@ -73,7 +77,14 @@ impl Answer {
             let tokens = model.handle.generate(request)?;
             let detokenizer = Detokenizer::new(&model.tokenizer, true);
             let stream = Some(TextStream::new(tokens, detokenizer, ask.stop.iter().cloned())?);
-            Ok(Choice { stream, held: Vec::new(), last_token: None, usage: Usage::default() })
+            Ok(Choice {
+                stream,
+                held: Vec::new(),
+                shown: 0,
+                length: 0,
+                last_token: None,
+                usage: Usage::default(),
+            })
         };
         match requests.into_iter().map(choice).collect::<Result<_, RuntimeError>>() {
             Err(error) => Err((error.into(), ongoing)),
@@ -133,6 +144,7 @@ impl Answer {
             let choice = &mut self.choices[index];
             while let Some(stream) = &mut choice.stream {
                 let Poll::Ready(event) = stream.poll_next(context) else { break };
+                let still_held = stream.held();
                 let event = event.unwrap_or(TextEvent::Error(RuntimeError::ShutDown));
                 let step = match event {
                     TextEvent::Error(error) => {
@@ -144,11 +156,19 @@ impl Answer {
                         if token.is_some() {
                             choice.tick(&self.ongoing.metrics, self.arrived);
                         }
-                        choice.held.extend(token.filter(|_| self.logprobs));
+                        let begins = choice.length;
+                        choice.shown += text.len();
+                        choice.length = choice.shown + still_held;
+                        choice.held.extend(token.filter(|_| self.logprobs).map(|token| (begins, token)));
                         if text.is_empty() {
                             continue;
                         }
-                        Step::Piece { index, text, tokens: std::mem::take(&mut choice.held) }
+                        let out = choice.held.partition_point(|(begins, _)| *begins < choice.shown);
+                        Step::Piece {
+                            index,
+                            text,
+                            tokens: choice.held.drain(..out).map(|(_, t)| t).collect(),
+                        }
                     }
                     TextEvent::Done(done) => {
                         (choice.stream, choice.usage) = (None, done.usage);
@@ -161,7 +181,11 @@ impl Answer {
                             done
                         } else {
                             self.ready.push_back(Ok(done));
-                            Step::Piece { index, text: String::new(), tokens: held }
+                            Step::Piece {
+                                index,
+                                text: String::new(),
+                                tokens: held.into_iter().map(|(_, t)| t).collect(),
+                            }
                         }
                     }
                 };

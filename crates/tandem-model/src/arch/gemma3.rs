@@ -68,7 +68,7 @@ fn from_gguf(config: &Config, weights: &Weights) -> Result<Decoder, ModelError> 
     let skeleton = Skeleton::gguf(&shape, weights, false);
     let window = gguf_window(config)?;
     let sliding = match config.get(KEY) {
-        Some(value) if value.is_array() => config.list(KEY, "true and false", |local| local.as_bool())?,
+        Some(value) if value.is_array() => config.list(KEY, "true and false", serde_json::Value::as_bool)?,
         _ => Some(every(config.size_or(KEY, PATTERN)?, shape.layers)),
     };
     let sliding = sliding.filter(|sliding| sliding.len() == shape.layers);

@@ -27,7 +27,6 @@ fn from_config(config: &Config) -> Result<Decoder, ModelError> {
 
 /// Mistral's files too call themselves llama.
 fn from_gguf(config: &Config, weights: &Weights) -> Result<Decoder, ModelError> {
-    config.ignore(&["rope.scaling.finetuned"]);
     let shape = Shape::from_gguf(config, weights)?;
     let rope = gguf_rope(config, weights, &shape)?;
     let window = gguf_window(config)?;

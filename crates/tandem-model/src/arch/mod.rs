@@ -62,7 +62,7 @@ impl Architecture {
         self
     }
 
-    const fn as_tower(mut self) -> Self {
+    const fn inside_multimodal(mut self) -> Self {
         self.is_tower = true;
         self
     }

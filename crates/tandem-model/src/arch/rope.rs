@@ -19,7 +19,9 @@ pub(super) fn rope(config: &Config, shape: &Shape, default_theta: f32) -> Result
     config.expect("partial_rotary_factor", 1.0)?;
     let rope = partial_rope(config, shape, default_theta)?;
     if rope.rotary_dim != shape.head_dim {
-        return Err(config.unsupported("rope_parameters", "this architecture rotates the whole head"));
+        return Err(
+            config.malformed("partial_rotary_factor", "is set, but this architecture rotates whole heads")
+        );
     }
     Ok(rope)
 }
@@ -101,6 +103,7 @@ fn checked(config: &Config, key: &str, rope: Rope) -> Result<Rope, ModelError> {
 }
 
 /// Context lengths that the config states outside the rope settings.
+#[derive(Clone, Copy)]
 struct Context {
     /// `max_position_embeddings`.
     stated: usize,
@@ -234,6 +237,8 @@ fn gguf_scaling(
 ) -> Result<RopeScaling, ModelError> {
     const KIND: &str = "rope.scaling.type";
     let [freqs, long, short] = DIVISORS;
+    // A note of how the model was made.
+    config.ignore(&["rope.scaling.finetuned"]);
     let old = config.positive_or("rope.scale_linear", 1.0)?;
     let factor = config.positive_or("rope.scaling.factor", old)?;
     let original_context =

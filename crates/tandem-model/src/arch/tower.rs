@@ -7,7 +7,7 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 
 pub(super) const GEMMA3: Architecture =
-    Architecture::new("gemma3", "Gemma3ForConditionalGeneration", from_config).as_tower();
+    Architecture::new("gemma3", "Gemma3ForConditionalGeneration", from_config).inside_multimodal();
 
 /// Prefixes of the language model, and what its tensors are called alone: as on the hub, and as transformers holds it.
 const PREFIXES: [(&str, &str); 3] = [
