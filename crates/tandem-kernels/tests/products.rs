@@ -32,8 +32,9 @@ fn formats() -> Vec<Format> {
         (8, 64, ScaleType::Bf16),
         (8, 32, ScaleType::F32),
     ] {
-        formats.push(Format::Affine(Affine::new(bits, group, scales).unwrap()));
+        formats.extend(Affine::new(bits, group, scales).map(Format::Affine));
     }
+    assert_eq!(formats.len(), 17);
     formats
 }
 

@@ -474,4 +474,33 @@ fn gguf_tokenizers() {
     let tokenizer = both.unwrap().tokenizer;
     assert_eq!(tokenizer.encode("ba", true).unwrap(), [0, 1, 0, 1]);
     assert_eq!(tokenizer.encode("ba", false).unwrap(), [1, 0]);
+
+    fn llama(file: Gguf) -> Gguf {
+        file.text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["a", "b"])
+    }
+    says(model(llama), &["tokenizer.ggml.scores is no list of 2 numbers"]);
+    says(model(|f| llama(f).i32s("tokenizer.ggml.scores", &[1, 2])), &["tokenizer.ggml.scores"]);
+    says(model(|f| llama(f).f32s("tokenizer.ggml.scores", &[1.0])), &["tokenizer.ggml.scores"]);
+    says(
+        model(|f| {
+            llama(f).f32s("tokenizer.ggml.scores", &[0.0; 2]).u32("tokenizer.ggml.unknown_token_id", 2)
+        }),
+        &["unknown_token_id = 2"],
+    );
+    says(
+        model(|f| {
+            llama(f).f32s("tokenizer.ggml.scores", &[0.0; 2]).u32("tokenizer.ggml.add_space_prefix", 1)
+        }),
+        &["add_space_prefix", "boolean"],
+    );
+    // Scores may be anything; a byte that no token stands for is an error when it comes up.
+    let odd = model(|f| {
+        llama(f)
+            .f32s("tokenizer.ggml.scores", &[f32::NAN, -0.0])
+            .bool("tokenizer.ggml.add_bos_token", false)
+            .bool("tokenizer.ggml.add_space_prefix", false)
+    });
+    let tokenizer = odd.unwrap().tokenizer;
+    assert_eq!(tokenizer.encode("abba", true).unwrap(), [0, 1, 1, 0]);
+    says(tokenizer.encode("abc", false), &["no token for the byte 0x63"]);
 }

@@ -180,6 +180,33 @@ fn what_python_would_do_otherwise_is_refused_by_name() {
 }
 
 #[test]
+fn one_expression_cannot_take_all_memory_or_time() {
+    let started = std::time::Instant::now();
+    for expression in [
+        "'x' * 100000000000",
+        "('x' * 1000) * 100000000000",
+        "[0] * 100000000000",
+        "'%1000000000d' | format(1)",
+        "'{:1000000000}'.format(1)",
+        "range(100000000000) | list",
+        "range(100000) | map('string') | join('x' * 100000)",
+        "2 ** 100000",
+        "'x'.ljust(100000000000)",
+        "'x' | indent(100000000000, true)",
+        "1.5 | round(100000000)",
+        "'a' | tojson(indent=100000000000)",
+        "('x' * 1000000).replace('x', 'y' * 1000000) | length",
+        "('x' * 1000000) | replace('x', 'y' * 1000000) | length",
+        "('x' * 1000000).split('x') | length",
+        "('x' * 1000000) | list | join('y' * 1000000) | length",
+    ] {
+        let _ = render(&format!("{{{{ {expression} }}}}"));
+        println!("{expression}: {:?}", started.elapsed());
+    }
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+}
+
+#[test]
 fn templates_of_a_million_characters() {
     let started = std::time::Instant::now();
     let long = ["x".repeat(999).as_str(), ""].join("\n").repeat(1000);

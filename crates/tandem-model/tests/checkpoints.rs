@@ -156,3 +156,33 @@ fn dummy_weights_whose_shape_does_not_fit() {
     assert!(Checkpoint::dummy(&config, 0, Format::Bf16).is_ok());
     common::says(Checkpoint::dummy(&config, 0, Format::Q4_0), &["mlp.down_proj.weight", "[64, 100] in Q4_0"]);
 }
+
+/// A template may stand in four places; what transformers looks at last wins.
+#[test]
+fn places_of_chat_templates() {
+    let folder = common::copy_of("llama-gqa");
+    let path = folder.path();
+    let sources = |tools| {
+        let chat = Checkpoint::open(path).unwrap().chat.unwrap();
+        chat.source(tools).unwrap().to_owned()
+    };
+    assert!(sources(false).contains("im_start"));
+    common::edit(path, "tokenizer_config.json", |config| {
+        config["chat_template"] = serde_json::json!([
+            {"name": "default", "template": "a {{ bos_token }}"}, {"name": "tool_use", "template": "b"}
+        ]);
+    });
+    assert_eq!((sources(false).as_str(), sources(true).as_str()), ("a {{ bos_token }}", "b"));
+    let chat = Checkpoint::open(path).unwrap().chat.unwrap();
+    let rendered = chat.render(&[], &RenderOptions::default()).unwrap();
+    assert_eq!(rendered, "a <|im_start|>");
+    std::fs::write(path.join("chat_template.json"), r#"{"chat_template": "c"}"#).unwrap();
+    assert_eq!((sources(false).as_str(), sources(true).as_str()), ("c", "c"));
+    std::fs::write(path.join("chat_template.jinja"), "d").unwrap();
+    assert_eq!((sources(false).as_str(), sources(true).as_str()), ("d", "d"));
+    std::fs::create_dir(path.join("additional_chat_templates")).unwrap();
+    std::fs::write(path.join("additional_chat_templates/tool_use.jinja"), "e").unwrap();
+    assert_eq!((sources(false).as_str(), sources(true).as_str()), ("d", "e"));
+    std::fs::write(path.join("chat_template.jinja"), [0xff]).unwrap();
+    common::says(Checkpoint::open(path), &["chat_template.jinja", "not UTF-8"]);
+}

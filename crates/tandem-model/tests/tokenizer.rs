@@ -1,7 +1,6 @@
 //! Tokens: against references made elsewhere where there are some, and against themselves.
 //!
-//! Two need files that are not in the tree: the judged one SmolLM2 in the store, and `llama_cpp_vocabularies` the folder
-//! `vendor/llama.cpp/models` of llama-cpp-python's sdist, given as `TANDEM_LLAMA_VOCABS`.
+//! The judged one needs SmolLM2 in the store. token_references.rs has the many strings and vocabularies.
 
 #![allow(clippy::unwrap_used)] // helpers are tests too
 
@@ -110,12 +109,71 @@ fn half_characters_wait_and_broken_ones_are_marked() {
     assert_eq!(streamed(&tokenizer, &[0xff, 0xc3], true), "\u{fffd}\u{fffd}");
 }
 
+/// The vocabulary of [`sentencepiece_like`] as a GGUF file has it, with scores.
+fn sentencepiece_with_scores(space_prefix: bool) -> Tokenizer {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
+    tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    tokens.extend(["▁", "a", "b", "é", "▁a", "▁ab", "ab", "▁▁", "🙂", "  \n", "aa"].map(str::to_owned));
+    let mut types = vec![6; tokens.len()];
+    types[..3].copy_from_slice(&[2, 3, 3]);
+    types[259..].fill(1);
+    types[268] = 4;
+    let mut scores = vec![0.0; tokens.len()];
+    scores[259..].copy_from_slice(&[-9.0, -9.0, -9.0, -9.0, -1.0, -3.0, -2.0, -4.0, -5.0, 0.0, -1.0]);
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let bytes = common::Gguf::default()
+        .text("tokenizer.ggml.model", "llama")
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &types)
+        .f32s("tokenizer.ggml.scores", &scores)
+        .u32("tokenizer.ggml.bos_token_id", 1)
+        .bool("tokenizer.ggml.add_space_prefix", space_prefix)
+        .finish(&[]);
+    let path = Path::new("model.gguf");
+    Tokenizer::from_gguf(path, &gguf::parse(path, &bytes).unwrap(), tokens.len()).unwrap()
+}
+
+#[test]
+fn vocabularies_with_scores() {
+    let tokenizer = sentencepiece_with_scores(true);
+    let encode = |text: &str| tokenizer.encode(text, false).unwrap();
+    // The best score joins first: "▁a" before "ab"; of equals the leftmost.
+    assert_eq!(encode("ab"), [264]);
+    assert_eq!(encode("bab"), [259, 261, 265]);
+    assert_eq!(encode("baaa"), [259, 261, 269, 260]);
+    // Bytes for what is no token, and the begin token where it is asked for, which is the default of this kind.
+    assert_eq!(tokenizer.encode("aß", true).unwrap(), [1, 263, 3 + 0xc3, 3 + 0x9f]);
+    // Special and user-defined tokens are found first, and a space stands before what follows them.
+    assert_eq!(encode("a</s>a  \na"), [263, 2, 263, 268, 263]);
+    assert_eq!(encode(""), [0; 0]);
+    assert_eq!(tokenizer.decode(&encode("ab a ß  \nb"), false), "ab a ß  \n b");
+    assert!(tokenizer.is_special(0) && tokenizer.is_special(2) && !tokenizer.is_special(268));
+    assert_eq!((tokenizer.bos(), tokenizer.id_of("▁a")), (Some(1), Some(263)));
+    assert_eq!((tokenizer.token_text(263).as_deref(), tokenizer.token_text(999)), (Some("▁a"), None));
+
+    let tokenizer = sentencepiece_with_scores(false);
+    assert_eq!(tokenizer.encode("a </s> a", false).unwrap(), [260, 259, 2, 263]);
+    assert_eq!(tokenizer.decode(&[263, 263], false), " a a");
+}
+
 proptest! {
+    #[test]
+    fn vocabularies_with_scores_lose_nothing(text in "[ab é🙂ß\n]{0,40}|\\PC{0,20}") {
+        let plain = sentencepiece_with_scores(false);
+        let ids = plain.encode(&text, false).unwrap();
+        prop_assert_eq!(plain.decode(&ids, false), text.replace('▁', " "));
+        prop_assert_eq!(streamed(&plain, &ids, false), plain.decode(&ids, false));
+        let spaced = sentencepiece_with_scores(true);
+        let ids = spaced.encode(&text, false).unwrap();
+        prop_assert_eq!(streamed(&spaced, &ids, false), spaced.decode(&ids, false));
+    }
+
     #[test]
     fn any_tokens_stream_to_what_they_decode_to(ids in proptest::collection::vec(0u32..300, 0..40), skip: bool) {
         let tokenizers = [
             sentencepiece_like(&strip_decoder()),
             sentencepiece_like(&metaspace_decoder()),
+            sentencepiece_with_scores(true),
             Tokenizer::bytes(256).unwrap(),
         ];
         for tokenizer in tokenizers {
@@ -169,31 +227,5 @@ fn judged_smollm2_tokens_are_those_of_tokenizers() {
         let decoded = decoded.unwrap_or(text);
         assert_eq!(checkpoint.tokenizer.decode(&ids, false), decoded);
         assert_eq!(streamed(&checkpoint.tokenizer, &ids, false), decoded);
-    }
-}
-
-#[test]
-fn llama_cpp_vocabularies() {
-    let Some(folder) = std::env::var_os("TANDEM_LLAMA_VOCABS").map(PathBuf::from) else {
-        eprintln!("skipped: TANDEM_LLAMA_VOCABS is not set");
-        return;
-    };
-    for name in ["gpt-2", "llama-bpe", "qwen2"] {
-        let path = folder.join(format!("ggml-vocab-{name}.gguf"));
-        let bytes = std::fs::read(&path).unwrap();
-        let gguf = gguf::parse(&path, &bytes).unwrap();
-        let gguf::Value::Array(tokens) = gguf.metadata["tokenizer.ggml.tokens"] else { panic!() };
-        let tokenizer = Tokenizer::from_gguf(&path, &gguf, tokens.len).unwrap();
-        let read = |ending: &str| {
-            std::fs::read_to_string(folder.join(format!("ggml-vocab-{name}.gguf.{ending}"))).unwrap()
-        };
-        let (inputs, outputs) = (read("inp"), read("out"));
-        let inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
-        let outputs: Vec<&str> = outputs.lines().collect();
-        assert!(outputs.len() > 40 && inputs.len() >= outputs.len());
-        for (text, expected) in inputs.iter().zip(outputs) {
-            let expected: Vec<u32> = expected.split_whitespace().map(|id| id.parse().unwrap()).collect();
-            assert_eq!(tokenizer.encode(text, false).unwrap(), expected, "{name} {text:?}");
-        }
     }
 }

@@ -3,10 +3,13 @@
 //! The sender never waits: it asks [`Sender::has_room`] before it lets the sequence grow, and asking on a full queue
 //! leaves a mark, so that the reader knows to send `Resume` once it has taken some. Question and mark are one critical
 //! section, so no wake-up is lost. The one last event always fits.
+//!
+//! The reader is a thread that waits or an asynchronous task that is woken.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use crate::message::Event;
 
@@ -15,6 +18,23 @@ struct State {
     events: VecDeque<Event>,
     paused: bool,
     sender_gone: bool,
+    /// The task that found nothing when it last looked.
+    reader: Option<Waker>,
+}
+
+impl State {
+    /// What there is now; `None` when the sender is gone and nothing is left.
+    fn take(&mut self, capacity: usize) -> Poll<Option<Taken>> {
+        match self.events.pop_front() {
+            Some(event) => {
+                let resume = self.paused && self.events.len() <= capacity / 2;
+                self.paused &= !resume;
+                Poll::Ready(Some(Taken { event, resume }))
+            }
+            None if self.sender_gone => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -27,6 +47,19 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state and tells the reader.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let reader = {
+            let mut state = self.lock();
+            change(&mut state);
+            state.reader.take()
+        };
+        self.arrived.notify_one();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 }
 
@@ -50,7 +83,7 @@ pub(crate) struct Taken {
 
 /// A queue that holds `capacity` events (at least one) beside the last.
 pub(crate) fn channel(capacity: usize, place: Place) -> (Sender, Receiver) {
-    let state = State { events: VecDeque::new(), paused: false, sender_gone: false };
+    let state = State { events: VecDeque::new(), paused: false, sender_gone: false, reader: None };
     let shared =
         Arc::new(Shared { state: Mutex::new(state), arrived: Condvar::new(), capacity: capacity.max(1) });
     (Sender { shared: Arc::clone(&shared), place: Some(place) }, Receiver(shared))
@@ -65,8 +98,7 @@ impl Sender {
     }
 
     pub fn send(&self, event: Event) {
-        self.shared.lock().events.push_back(event);
-        self.shared.arrived.notify_one();
+        self.shared.change(|state| state.events.push_back(event));
     }
 
     /// Sends the last event. The place is free before its reader knows.
@@ -78,8 +110,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.shared.lock().sender_gone = true;
-        self.shared.arrived.notify_one();
+        self.shared.change(|state| state.sender_gone = true);
     }
 }
 
@@ -88,16 +119,19 @@ impl Receiver {
     pub fn take(&self) -> Option<Taken> {
         let mut state = self.0.lock();
         loop {
-            if let Some(event) = state.events.pop_front() {
-                let resume = state.paused && state.events.len() <= self.0.capacity / 2;
-                state.paused &= !resume;
-                return Some(Taken { event, resume });
-            }
-            if state.sender_gone {
-                return None;
+            if let Poll::Ready(taken) = state.take(self.0.capacity) {
+                return taken;
             }
             state = self.0.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// As [`Receiver::take`], but wakes the task instead of waiting.
+    pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
+        let mut state = self.0.lock();
+        let taken = state.take(self.0.capacity);
+        state.reader = taken.is_pending().then(|| context.waker().clone());
+        taken
     }
 }
 

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
+use std::task::{Context, Poll, ready};
 
 use crate::actor::Envelope;
 use crate::channel::Receiver;
 use crate::message::{Command, Event, Reason, RequestId};
 use crate::{RuntimeError, channel};
 
-/// The events of one request, in order; `next` waits. The last is [`Event::Done`] or [`Event::Error`].
+/// The events of one request, in order; `next` waits, [`TokenStream::poll_next`] does not. The last is [`Event::Done`] or [`Event::Error`].
 ///
 /// Dropping it before that cancels the request: its KV is freed before the engine's next step.
 #[derive(Debug)]
@@ -66,7 +67,23 @@ impl Iterator for TokenStream {
         if self.ended {
             return None;
         }
-        let event = match self.events.take() {
+        let taken = self.events.take();
+        Some(self.read(taken))
+    }
+}
+
+impl TokenStream {
+    /// The next event for an asynchronous task, which is woken when there is one; `None` after the last.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let taken = ready!(self.events.poll_take(context));
+        Poll::Ready(Some(self.read(taken)))
+    }
+
+    fn read(&mut self, taken: Option<channel::Taken>) -> Event {
+        let event = match taken {
             Some(channel::Taken { event, resume }) => {
                 if resume {
                     self.control.send(Command::Resume(self.control.id));
@@ -76,7 +93,7 @@ impl Iterator for TokenStream {
             None => Event::Error(RuntimeError::ShutDown),
         };
         self.ended = !matches!(event, Event::Token(_));
-        Some(event)
+        event
     }
 }
 

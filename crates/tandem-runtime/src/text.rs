@@ -1,5 +1,7 @@
 //! Tokens to text, on the reader's side.
 
+use std::task::{Context, Poll, ready};
+
 use tandem_model::Detokenizer;
 
 use crate::message::{Done, Event, Reason, Token};
@@ -82,26 +84,53 @@ impl Iterator for TextStream {
 
     fn next(&mut self) -> Option<TextEvent> {
         loop {
-            if let Some(mut done) = self.done.take() {
-                // The engine may have met its own end first.
-                done.reason = self.found.take().unwrap_or(done.reason);
-                return Some(TextEvent::Done(done));
+            if let Some(done) = self.end() {
+                return Some(done);
             }
-            match self.tokens.next()? {
-                Event::Token(_) if self.found.is_some() => {}
-                Event::Token(token) => {
-                    let text = self.detokenizer.push(token.id).unwrap_or_default();
-                    return Some(TextEvent::Piece { text: self.show(&text), token: Some(token) });
-                }
-                Event::Done(done) => {
-                    self.done = Some(done);
-                    let text = if self.found.is_none() { self.rest() } else { String::new() };
-                    if !text.is_empty() {
-                        return Some(TextEvent::Piece { text, token: None });
-                    }
-                }
-                Event::Error(error) => return Some(TextEvent::Error(error)),
+            let event = self.tokens.next()?;
+            if let Some(event) = self.read(event) {
+                return Some(event);
             }
+        }
+    }
+}
+
+impl TextStream {
+    /// The next event for an asynchronous task, which is woken when there is one; `None` after the last.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<TextEvent>> {
+        loop {
+            if let Some(done) = self.end() {
+                return Poll::Ready(Some(done));
+            }
+            let Some(event) = ready!(self.tokens.poll_next(context)) else { return Poll::Ready(None) };
+            if let Some(event) = self.read(event) {
+                return Poll::Ready(Some(event));
+            }
+        }
+    }
+
+    /// The end, once it has come.
+    fn end(&mut self) -> Option<TextEvent> {
+        let mut done = self.done.take()?;
+        // The engine may have met its own end first.
+        done.reason = self.found.take().unwrap_or(done.reason);
+        Some(TextEvent::Done(done))
+    }
+
+    /// What an event shows; nothing where only the end is left to come.
+    fn read(&mut self, event: Event) -> Option<TextEvent> {
+        match event {
+            Event::Token(_) if self.found.is_some() => None,
+            Event::Token(token) => {
+                let text = self.detokenizer.push(token.id).unwrap_or_default();
+                Some(TextEvent::Piece { text: self.show(&text), token: Some(token) })
+            }
+            Event::Done(done) => {
+                self.done = Some(done);
+                let text = if self.found.is_none() { self.rest() } else { String::new() };
+                (!text.is_empty()).then_some(TextEvent::Piece { text, token: None })
+            }
+            Event::Error(error) => Some(TextEvent::Error(error)),
         }
     }
 }

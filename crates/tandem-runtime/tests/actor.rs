@@ -215,3 +215,31 @@ fn messages_are_plain_data() {
         assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
     }
 }
+
+/// A waker that lets its thread go on.
+struct Unpark(std::thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[test]
+fn a_task_that_is_woken_reads_what_a_thread_that_waits_reads() {
+    let options = Options { stream_capacity: 2, ..Options::default() };
+    let actor = Actor::spawn(factory(), &options).unwrap();
+    let waited: Vec<Event> = actor.handle().generate(request(10, 50)).unwrap().collect();
+    let mut stream = actor.handle().generate(request(10, 50)).unwrap();
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut polled = Vec::new();
+    loop {
+        match stream.poll_next(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+            std::task::Poll::Ready(Some(event)) => polled.push(event),
+            std::task::Poll::Ready(None) => break,
+        }
+    }
+    assert_eq!(polled.len(), 51);
+    assert_eq!(polled[..50], waited[..50]);
+}

@@ -79,6 +79,14 @@ pub fn start(checkpoint: &Checkpoint, args: &EngineArgs, context: usize) -> anyh
     Ok(Actor::spawn(Box::new(factory), &Options::default())?)
 }
 
+/// Says what the checkpoint asks for that nothing here does.
+pub fn tell_not_honoured(checkpoint: &Checkpoint) {
+    let not_read = &checkpoint.generation.not_read;
+    if !not_read.is_empty() {
+        eprintln!("note: generation_config.json: not honoured: {}", not_read.join(", "));
+    }
+}
+
 /// How to choose tokens: what the user says, else what the checkpoint says, else Tandem's own defaults.
 ///
 /// A checkpoint that says anything is taken at its word: what it leaves out is off, as its authors measured it.

@@ -98,15 +98,18 @@ unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
             for part in 0..unit {
                 let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
                 let values = block.add(shape.block_head()).cast::<__m256i>();
-                let scales: [BlockScales; H] =
-                    std::array::from_fn(|h| block_scales::<K>(head, block, first_half + h));
+                let mut scales = [BlockScales::ZERO; H];
+                for (h, scales) in scales.iter_mut().enumerate() {
+                    *scales = block_scales::<K>(head, block, first_half + h);
+                }
                 for side in 0..if shape.split { 2 } else { 1 } {
-                    let q = rows.map(|row| row.add(b * BLOCK + side * 16));
-                    let dot = match (shape.bits, shape.split) {
-                        (4, _) => dot4::<T, H>(values.add(first_half), q),
-                        (_, false) => dot8::<T, H, 8>(values.add(first_half), q),
-                        (_, true) => dot8::<T, H, 4>(values.add(8 * side + first_half), q),
-                    };
+                    let mut dot = [[_mm256_setzero_si256(); H]; T];
+                    let (values, at) = (values.add(8 * side + first_half), b * BLOCK + side * 16);
+                    match (shape.bits, shape.split) {
+                        (4, _) => dot4(values, &rows, at, &mut dot),
+                        (_, false) => dot8::<T, H, 8>(values, &rows, at, &mut dot),
+                        (_, true) => dot8::<T, H, 4>(values, &rows, at, &mut dot),
+                    }
                     for t in 0..T {
                         let i = (first + t) * blocks + b;
                         let scale = _mm256_set1_ps(*x.scales.as_ptr().add(i));
@@ -142,61 +145,95 @@ struct BlockScales {
     minimum: __m256,
 }
 
+impl BlockScales {
+    // SAFETY: eight floats are as many bytes, and all bits 0 is the float 0.
+    const ZERO: BlockScales = unsafe { std::mem::zeroed() };
+}
+
+// What follows up to the f32 kernels must become part of its caller, or vectors would travel through memory. Hence it is
+// inlined by order, which excludes features of its own, and works without closures.
+
 /// # Safety
-/// `head` must be that of a unit, and `block` one of its blocks; `half` is 0 or 1.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
+/// `head` must be that of a unit, and `block` one of its blocks; `half` is 0 or 1; AVX2 and F16C must be there.
+#[inline(always)]
 unsafe fn block_scales<K: Kind>(head: *const u8, block: *const u8, half: usize) -> BlockScales {
     let shape = const { K::SHAPE };
     // SAFETY: the head has 16 scales and, if affine, as many minima; a nested block 32 small ones.
     unsafe {
-        let at = |i: usize| {
-            let at = head.add((i * PANEL + 8 * half) * shape.scale_bytes());
-            match shape.scales {
-                Scales::F32 => F32::load(at),
-                Scales::Bf16 => Bf16::load(at),
-                Scales::F16 | Scales::Nested => F16::load(at),
+        let scale = head_scales::<K>(head, half);
+        let minimum = if shape.affine { head_scales::<K>(head, half + 2) } else { _mm256_setzero_ps() };
+        match (shape.scales, shape.split) {
+            (Scales::Nested, false) => {
+                let scale = _mm256_mul_ps(scale, small_scales::<K>(block, half));
+                let minimum = _mm256_mul_ps(minimum, small_scales::<K>(block, half + 2));
+                BlockScales { scales: [scale; 2], minimum }
             }
-        };
-        let small = |i: usize| {
-            let bytes = _mm_loadl_epi64(block.add(i * PANEL + 8 * half).cast());
-            let wide = if shape.split { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
-            _mm256_cvtepi32_ps(wide)
-        };
-        let (scale, minimum) = (at(0), if shape.affine { at(1) } else { _mm256_setzero_ps() });
-        match (shape.scales == Scales::Nested, shape.split) {
-            (false, _) => BlockScales { scales: [scale; 2], minimum },
-            (true, false) => BlockScales {
-                scales: [_mm256_mul_ps(scale, small(0)); 2],
-                minimum: _mm256_mul_ps(minimum, small(1)),
-            },
-            (true, true) => BlockScales { scales: [0, 1].map(|i| _mm256_mul_ps(scale, small(i))), minimum },
+            (Scales::Nested, true) => {
+                let first = _mm256_mul_ps(scale, small_scales::<K>(block, half));
+                let last = _mm256_mul_ps(scale, small_scales::<K>(block, half + 2));
+                BlockScales { scales: [first, last], minimum }
+            }
+            _ => BlockScales { scales: [scale; 2], minimum },
         }
     }
 }
 
-/// The integer products of `T` rows and `H` halves of a block of 4-bit weights.
+/// The `i`-th eight scales or minima of the head of a unit.
+///
+/// # Safety
+/// They must be there; as [`block_scales`].
+#[inline(always)]
+unsafe fn head_scales<K: Kind>(head: *const u8, i: usize) -> __m256 {
+    // SAFETY: as promised.
+    unsafe {
+        let at = head.add(8 * i * K::SHAPE.scale_bytes());
+        match K::SHAPE.scales {
+            Scales::F32 => F32::load(at),
+            Scales::Bf16 => Bf16::load(at),
+            Scales::F16 | Scales::Nested => F16::load(at),
+        }
+    }
+}
+
+/// The `i`-th eight small scales of a block.
+///
+/// # Safety
+/// They must be there; as [`block_scales`].
+#[inline(always)]
+unsafe fn small_scales<K: Kind>(block: *const u8, i: usize) -> __m256 {
+    // SAFETY: as promised.
+    unsafe {
+        let bytes = _mm_loadl_epi64(block.add(8 * i).cast());
+        let signed = K::SHAPE.split;
+        _mm256_cvtepi32_ps(if signed { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) })
+    }
+}
+
+/// The integer products of `T` rows, from column `at` on, and `H` halves of a block of 4-bit weights.
 ///
 /// A pair product of `maddubs` is at most 2 * 15 * 127, so the eight of a block sum in 16 bits.
 ///
 /// # Safety
-/// `values` must be the values of a block from the first half on, and each of `q` 32 values.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
+/// `values` must be the values of a block from the first half on, and each row have 32 columns more; AVX2 must be there.
+#[inline(always)]
 unsafe fn dot4<const T: usize, const H: usize>(
     values: *const __m256i,
-    q: [*const i8; T],
-) -> [[__m256i; H]; T] {
-    let nibble = _mm256_set1_epi8(15);
-    let mut dot = [[_mm256_setzero_si256(); H]; T];
+    rows: &[*const i8; T],
+    at: usize,
+    dot: &mut [[__m256i; H]; T],
+) {
     // SAFETY: as promised; a block has four times two vectors of values.
     unsafe {
+        let (nibble, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
         for pair in 0..4 {
-            let bytes: [__m256i; H] = std::array::from_fn(|h| _mm256_load_si256(values.add(2 * pair + h)));
-            let low = bytes.map(|bytes| _mm256_and_si256(bytes, nibble));
-            let high = bytes.map(|bytes| _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble));
+            let (mut low, mut high) = ([nibble; H], [nibble; H]);
+            for h in 0..H {
+                let bytes = _mm256_load_si256(values.add(2 * pair + h));
+                low[h] = _mm256_and_si256(bytes, nibble);
+                high[h] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), nibble);
+            }
             for t in 0..T {
-                let q = q[t].add(4 * pair).cast::<i32>();
+                let q = rows[t].add(at + 4 * pair).cast::<i32>();
                 let (q_low, q_high) =
                     (_mm256_set1_epi32(q.read_unaligned()), _mm256_set1_epi32(q.add(4).read_unaligned()));
                 for h in 0..H {
@@ -205,33 +242,38 @@ unsafe fn dot4<const T: usize, const H: usize>(
                 }
             }
         }
+        for dot in dot.as_flattened_mut() {
+            *dot = _mm256_madd_epi16(*dot, ones);
+        }
     }
-    let ones = _mm256_set1_epi16(1);
-    dot.map(|dot| dot.map(|dot| _mm256_madd_epi16(dot, ones)))
 }
 
-/// The integer products of `T` rows and `H` halves of `G` groups of 8-bit weights.
+/// The integer products of `T` rows, from column `at` on, and `H` halves of `G` groups of 8-bit weights.
 ///
 /// `maddubs` wants one side unsigned: that is the magnitude of the weight, whose sign goes to the activation. The
 /// weight may be -128, the activation not. A pair is at most 2 * 128 * 127, which 16 bits hold, but not two of them.
 ///
 /// # Safety
-/// `values` must be the first of `G` groups, from the first half on, and each of `q` `4 * G` values.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
+/// `values` must be the first of `G` groups, from the first half on, and each row have `4 * G` columns more; AVX2 must be
+/// there.
+#[inline(always)]
 unsafe fn dot8<const T: usize, const H: usize, const G: usize>(
     values: *const __m256i,
-    q: [*const i8; T],
-) -> [[__m256i; H]; T] {
-    let ones = _mm256_set1_epi16(1);
-    let mut dot = [[_mm256_setzero_si256(); H]; T];
+    rows: &[*const i8; T],
+    at: usize,
+    dot: &mut [[__m256i; H]; T],
+) {
     // SAFETY: as promised; a group is two vectors of values.
     unsafe {
+        let ones = _mm256_set1_epi16(1);
         for group in 0..G {
-            let w: [__m256i; H] = std::array::from_fn(|h| _mm256_load_si256(values.add(2 * group + h)));
-            let magnitude = w.map(|w| _mm256_abs_epi8(w));
+            let (mut w, mut magnitude) = ([ones; H], [ones; H]);
+            for h in 0..H {
+                w[h] = _mm256_load_si256(values.add(2 * group + h));
+                magnitude[h] = _mm256_abs_epi8(w[h]);
+            }
             for t in 0..T {
-                let q = q[t].add(4 * group).cast::<i32>();
+                let q = rows[t].add(at + 4 * group).cast::<i32>();
                 let q = _mm256_set1_epi32(q.read_unaligned());
                 for h in 0..H {
                     let pairs = _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(q, w[h]));
@@ -240,7 +282,6 @@ unsafe fn dot8<const T: usize, const H: usize, const G: usize>(
             }
         }
     }
-    dot
 }
 
 /// As [`scalar::float`](super::scalar::float).

@@ -84,32 +84,24 @@ unsafe fn int_tile<K: Kind, const T: usize>(
             for part in 0..unit {
                 let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
                 let values = block.add(shape.block_head()).cast::<__m512i>();
-                let mut dot: [[__m512i; 2]; T] = std::array::from_fn(|t| {
-                    let zero = _mm512_setzero_si512();
-                    match shift {
-                        0 => [zero; 2],
-                        _ => [
-                            _mm512_set1_epi32(shift * *x.totals.as_ptr().add((first + t) * blocks + b)),
-                            zero,
-                        ],
+                let mut dot = [[_mm512_setzero_si512(); 2]; T];
+                if shift != 0 {
+                    for (t, dot) in dot.iter_mut().enumerate() {
+                        dot[0] = _mm512_set1_epi32(shift * *x.totals.as_ptr().add((first + t) * blocks + b));
                     }
-                });
+                }
                 for i in 0..4 {
                     let w = groups::<K>(values, i);
                     for t in 0..T {
                         let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
-                        for (side, w) in w.into_iter().enumerate() {
+                        for side in 0..2 {
                             let q = _mm512_set1_epi32(q.add(4 * side).read_unaligned());
                             if shape.split {
-                                let signed = _mm512_mask_sub_epi8(
-                                    q,
-                                    _mm512_movepi8_mask(w),
-                                    _mm512_setzero_si512(),
-                                    q,
-                                );
-                                dot[t][side] = _mm512_dpbusd_epi32(dot[t][side], _mm512_abs_epi8(w), signed);
+                                let negative = _mm512_movepi8_mask(w[side]);
+                                let q = _mm512_mask_sub_epi8(q, negative, _mm512_setzero_si512(), q);
+                                dot[t][side] = _mm512_dpbusd_epi32(dot[t][side], _mm512_abs_epi8(w[side]), q);
                             } else {
-                                dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], w, q);
+                                dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], w[side], q);
                             }
                         }
                     }
@@ -135,58 +127,85 @@ unsafe fn int_tile<K: Kind, const T: usize>(
     }
 }
 
+// What follows up to the f32 kernels must become part of its caller, or vectors would travel through memory. Hence it is
+// inlined by order, which excludes features of its own, and works without closures.
+
 /// Groups `i` and `i + 4` of the values of a block, 16 lanes of four bytes: unsigned, but in a split block as they are.
 ///
 /// # Safety
-/// `values` must be the values of a block, and `i < 4`.
-#[target_feature(enable = "avx512f")]
-#[inline]
+/// `values` must be the values of a block, and `i < 4`; AVX-512 F must be there.
+#[inline(always)]
 unsafe fn groups<K: Kind>(values: *const __m512i, i: usize) -> [__m512i; 2] {
     // SAFETY: as promised; a block has four vectors at 4 bits and eight at 8.
     unsafe {
+        let first = _mm512_loadu_si512(values.add(i));
         if K::SHAPE.bits == 4 {
-            let bytes = _mm512_loadu_si512(values.add(i));
             let nibble = _mm512_set1_epi32(0x0F0F_0F0F);
             return [
-                _mm512_and_si512(bytes, nibble),
-                _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), nibble),
+                _mm512_and_si512(first, nibble),
+                _mm512_and_si512(_mm512_srli_epi32::<4>(first), nibble),
             ];
         }
-        let bytes = [_mm512_loadu_si512(values.add(i)), _mm512_loadu_si512(values.add(i + 4))];
+        let last = _mm512_loadu_si512(values.add(i + 4));
+        if K::SHAPE.split {
+            return [first, last];
+        }
         let offset = _mm512_set1_epi32(0x8080_8080_u32.cast_signed());
-        if K::SHAPE.split { bytes } else { bytes.map(|bytes| _mm512_xor_si512(bytes, offset)) }
+        [_mm512_xor_si512(first, offset), _mm512_xor_si512(last, offset)]
     }
 }
 
 /// What [`Block::scales`](super::scalar::Block::scales) says, in sixteen lanes.
 ///
 /// # Safety
-/// `head` must be that of a unit, and `block` one of its blocks.
-#[target_feature(enable = "avx512f")]
-#[inline]
+/// `head` must be that of a unit, and `block` one of its blocks; AVX-512 F must be there.
+#[inline(always)]
 unsafe fn block_scales<K: Kind>(head: *const u8, block: *const u8) -> ([__m512; 2], __m512) {
     let shape = const { K::SHAPE };
     // SAFETY: the head has 16 scales and, if affine, as many minima; a nested block 32 small ones.
     unsafe {
-        let at = |i: usize| {
-            let at = head.add(i * PANEL * shape.scale_bytes());
-            match shape.scales {
-                Scales::F32 => F32::load(at),
-                Scales::Bf16 => Bf16::load(at),
-                Scales::F16 | Scales::Nested => F16::load(at),
-            }
-        };
-        let small = |i: usize| {
-            let bytes = _mm_loadu_si128(block.add(i * PANEL).cast());
-            let wide = if shape.split { _mm512_cvtepi8_epi32(bytes) } else { _mm512_cvtepu8_epi32(bytes) };
-            _mm512_cvtepi32_ps(wide)
-        };
-        let (scale, minimum) = (at(0), if shape.affine { at(1) } else { _mm512_setzero_ps() });
-        match (shape.scales == Scales::Nested, shape.split) {
-            (false, _) => ([scale; 2], minimum),
-            (true, false) => ([_mm512_mul_ps(scale, small(0)); 2], _mm512_mul_ps(minimum, small(1))),
-            (true, true) => ([0, 1].map(|i| _mm512_mul_ps(scale, small(i))), minimum),
+        let scale = head_scales::<K>(head, 0);
+        let minimum = if shape.affine { head_scales::<K>(head, 1) } else { _mm512_setzero_ps() };
+        if shape.scales != Scales::Nested {
+            return ([scale; 2], minimum);
         }
+        let (first, second) = (small_scales::<K>(block, 0), small_scales::<K>(block, 1));
+        if shape.split {
+            ([_mm512_mul_ps(scale, first), _mm512_mul_ps(scale, second)], minimum)
+        } else {
+            ([_mm512_mul_ps(scale, first); 2], _mm512_mul_ps(minimum, second))
+        }
+    }
+}
+
+/// The scales (0) or minima (1) of the head of a unit.
+///
+/// # Safety
+/// They must be there; as [`block_scales`].
+#[inline(always)]
+unsafe fn head_scales<K: Kind>(head: *const u8, i: usize) -> __m512 {
+    // SAFETY: as promised.
+    unsafe {
+        let at = head.add(i * PANEL * K::SHAPE.scale_bytes());
+        match K::SHAPE.scales {
+            Scales::F32 => F32::load(at),
+            Scales::Bf16 => Bf16::load(at),
+            Scales::F16 | Scales::Nested => F16::load(at),
+        }
+    }
+}
+
+/// The first or second small scales of a block.
+///
+/// # Safety
+/// They must be there; as [`block_scales`].
+#[inline(always)]
+unsafe fn small_scales<K: Kind>(block: *const u8, i: usize) -> __m512 {
+    // SAFETY: as promised.
+    unsafe {
+        let bytes = _mm_loadu_si128(block.add(i * PANEL).cast());
+        let signed = K::SHAPE.split;
+        _mm512_cvtepi32_ps(if signed { _mm512_cvtepi8_epi32(bytes) } else { _mm512_cvtepu8_epi32(bytes) })
     }
 }
 

@@ -116,13 +116,13 @@ pub fn gate_up(
             for_tiles(rows.clone(), |rows| {
                 strip_product(path, gate, panels.clone(), x, rows.clone(), &mut gates);
                 strip_product(path, up, panels.clone(), x, rows.clone(), &mut ups);
-                let count = rows.len();
+                let (count, used) = (rows.len(), rows.len() * panels.len());
+                // All at once, so that the long chain of one exponential overlaps with the next.
+                activation.gate(path, gates[..used].as_flattened_mut(), ups[..used].as_flattened());
                 for (i, row) in rows.enumerate() {
                     let write = |out: &mut [f32]| {
                         for (panel, out) in out.chunks_mut(PANEL).enumerate() {
-                            let i = panel * count + i;
-                            out.copy_from_slice(&gates[i][..out.len()]);
-                            activation.gate(path, out, &ups[i][..out.len()]);
+                            out.copy_from_slice(&gates[panel * count + i][..out.len()]);
                         }
                     };
                     // SAFETY: only this thread handles this strip for this row.

@@ -79,9 +79,21 @@ fn of_string(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         ("title", Some([])) => title(text).into(),
         ("ljust" | "rjust" | "center" | "zfill", _) => pad(text, name, args)?.into(),
+        ("format", _) if has_absurd_width(text) => {
+            return Err(invalid("format: a width must be given as a number below 10000"));
+        }
         ("split" | "rsplit", _) => Value::from(split(text, name == "rsplit", args)?),
         _ => return Ok(None),
     }))
+}
+
+/// Whether a field of a format (`{:>8}`) has a width or precision of more than four digits, or one from another field.
+fn has_absurd_width(format: &str) -> bool {
+    format.split('{').skip(1).any(|part| {
+        let (field, whole) = part.split_once('}').map_or((part, false), |(field, _)| (field, true));
+        let Some((_, spec)) = field.split_once(':') else { return false };
+        !whole || spec.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 4)
+    })
 }
 
 /// A letter is upper case after what is none, and lower case after another letter.
@@ -191,4 +203,17 @@ fn strftime(now: Option<SystemTime>, format: &str) -> Result<String, Error> {
     write!(text, "{}", now.format(&items))
         .map_err(|_| invalid(format!("strftime_now cannot print {format:?}")))?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths_are_numbers_below_ten_thousand() {
+        for format in ["{}: {}", "{:>8}", "{a:9999.3f}: 123456", "{{:", "x", "{0:}"] {
+            assert_eq!(has_absurd_width(format), format == "{{:", "{format}");
+        }
+        assert!(has_absurd_width("{:10000}") && has_absurd_width("a{:{}}"));
+    }
 }

@@ -146,7 +146,7 @@ impl<'a> File<'a> {
             Spelling::Text { replace: vec![(SPACE.to_string(), " ".to_owned())], byte_fallback: true };
         let leading_space = if space_prefix { LeadingSpace::DropOne } else { LeadingSpace::Keep };
         let pieces = pieces(tokens, types, &spelling);
-        Ok(Tokenizer::new(Encoder::SentencePiece(encoder), pieces, leading_space, rows))
+        Ok(Tokenizer::new(Encoder::SentencePiece(Box::new(encoder)), pieces, leading_space, rows))
     }
 
     /// Whether a verbatim token takes the white space behind it. The file cannot say so; Phi-3's do, but for three,

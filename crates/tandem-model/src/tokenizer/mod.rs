@@ -32,7 +32,7 @@ pub struct Tokenizer {
 /// What makes ids of a text.
 enum Encoder {
     Tokenizers(Box<tokenizers::Tokenizer>),
-    SentencePiece(SentencePiece),
+    SentencePiece(Box<SentencePiece>),
 }
 
 struct Inner {

@@ -84,6 +84,13 @@ impl Gguf {
         self.entry(key, 9, &bytes)
     }
 
+    pub fn f32s(self, key: &str, values: &[f32]) -> Self {
+        let mut bytes = 6u32.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.entry(key, 9, &bytes)
+    }
+
     pub fn i32s(self, key: &str, values: &[i32]) -> Self {
         let mut bytes = 5u32.to_le_bytes().to_vec();
         bytes.extend((values.len() as u64).to_le_bytes());

@@ -10,6 +10,7 @@ mod pull;
 mod rm;
 mod run;
 mod sampling;
+mod serve;
 
 use clap::{Parser, Subcommand};
 
@@ -22,6 +23,7 @@ pub use pull::PullArgs;
 pub use rm::RmArgs;
 pub use run::{DummyArgs, DummyFormat, RunArgs};
 pub use sampling::SamplingArgs;
+pub use serve::ServeArgs;
 
 /// Runs fine-tuned language models on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -39,6 +41,8 @@ pub struct Cli {
 pub enum Command {
     /// Answer a prompt, or chat
     Run(Box<RunArgs>),
+    /// Answer over HTTP, as OpenAI's API does
+    Serve(Box<ServeArgs>),
     /// Fetch a model, or bring it up to date
     Pull(PullArgs),
     /// Show the models on this machine

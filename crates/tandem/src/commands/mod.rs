@@ -8,3 +8,4 @@ pub mod list;
 pub mod pull;
 pub mod rm;
 pub mod run;
+pub mod serve;

@@ -68,11 +68,6 @@ fn tell_what_differs(args: &RunArgs, checkpoint: &Checkpoint) -> anyhow::Result<
     if checkpoint.chat.is_none() && !args.prompt.raw && args.dummy.weights.is_none() {
         eprintln!("note: this model has no chat template; it completes the prompt as it is");
     }
-    if !checkpoint.generation.not_read.is_empty() {
-        eprintln!(
-            "note: generation_config.json: not honoured: {}",
-            checkpoint.generation.not_read.join(", ")
-        );
-    }
+    crate::model::tell_not_honoured(checkpoint);
     Ok(())
 }

@@ -8,6 +8,7 @@ mod bench;
 mod help;
 mod models;
 mod run;
+mod serve;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -1,0 +1,185 @@
+//! The choices of one request as one stream.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tandem_model::Detokenizer;
+use tandem_runtime::{Done, Reason, Request, RuntimeError, TextEvent, TextStream, Token, Usage};
+
+use crate::metrics::{Metrics, Ongoing};
+use crate::request::Ask;
+use crate::{ApiError, Model};
+
+/// What comes next of an answer.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// A choice grew.
+    Piece {
+        /// Which.
+        index: usize,
+        /// By this; empty only beside tokens.
+        text: String,
+        /// The tokens of it, where log-probabilities were asked for.
+        tokens: Vec<Token>,
+    },
+    /// A choice is complete.
+    Done {
+        /// Which.
+        index: usize,
+        /// How.
+        done: Done,
+    },
+}
+
+/// An answer that is being generated. Dropping it cancels what is left of it.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    choices: Vec<Choice>,
+    /// Choices of each prompt.
+    n: usize,
+    logprobs: bool,
+    /// Where polling begins, so that none of the choices starves.
+    turn: usize,
+    ready: VecDeque<Result<Step, ApiError>>,
+    arrived: Instant,
+    pub ongoing: Ongoing,
+}
+
+#[derive(Debug)]
+struct Choice {
+    /// `None` after its end.
+    stream: Option<TextStream>,
+    /// Tokens whose text has not come out yet: they may turn out to belong to a stop string.
+    held: Vec<Token>,
+    last_token: Option<Instant>,
+    usage: Usage,
+}
+
+impl Answer {
+    /// Queues the requests.
+    ///
+    /// # Errors
+    /// No room for all of them; then none runs.
+    pub fn start(
+        model: &Model,
+        requests: Vec<Request>,
+        ask: &Ask,
+        arrived: Instant,
+        ongoing: Ongoing,
+    ) -> Result<Self, (ApiError, Ongoing)> {
+        let choice = |request| {
+            let tokens = model.handle.generate(request)?;
+            let detokenizer = Detokenizer::new(&model.tokenizer, true);
+            let stream = Some(TextStream::new(tokens, detokenizer, ask.stop.iter().cloned())?);
+            Ok(Choice { stream, held: Vec::new(), last_token: None, usage: Usage::default() })
+        };
+        match requests.into_iter().map(choice).collect::<Result<_, RuntimeError>>() {
+            Err(error) => Err((error.into(), ongoing)),
+            Ok(choices) => Ok(Self {
+                choices,
+                n: ask.n,
+                logprobs: ask.logprobs.is_some(),
+                turn: 0,
+                ready: VecDeque::new(),
+                arrived,
+                ongoing,
+            }),
+        }
+    }
+
+    /// How many choices there are.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// The next step; `None` when all choices are complete. Nothing follows an error.
+    pub async fn next(&mut self) -> Option<Result<Step, ApiError>> {
+        if let Some(step) = self.ready.pop_front() {
+            return Some(step);
+        }
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    /// Waits for the first step, but not long: an answer that is refused before it begins is an HTTP status, and a long
+    /// prefill must not keep a client without a sign of life.
+    pub async fn begin(&mut self, patience: Duration) -> Result<(), ApiError> {
+        match tokio::time::timeout(patience, self.next()).await {
+            Ok(Some(Err(error))) => Err(error),
+            Ok(Some(step)) => {
+                self.ready.push_back(step);
+                Ok(())
+            }
+            Ok(None) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Tokens of the whole request. The choices of a prompt have it in common, so it counts once, and what was cached of
+    /// it is what was cached for each of them.
+    pub fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        for choices in self.choices.chunks(self.n) {
+            sum.prompt += choices.iter().map(|c| c.usage.prompt).max().unwrap_or(0);
+            sum.cached += choices.iter().map(|c| c.usage.cached).min().unwrap_or(0);
+            sum.generated += choices.iter().map(|c| c.usage.generated).sum::<usize>();
+        }
+        sum
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Step, ApiError>>> {
+        let count = self.choices.len();
+        for index in (0..count).map(|i| (self.turn + i) % count) {
+            let choice = &mut self.choices[index];
+            while let Some(stream) = &mut choice.stream {
+                let Poll::Ready(event) = stream.poll_next(context) else { break };
+                let event = event.unwrap_or(TextEvent::Error(RuntimeError::ShutDown));
+                let step = match event {
+                    TextEvent::Error(error) => {
+                        // The other choices go with it.
+                        self.choices.iter_mut().for_each(|c| c.stream = None);
+                        return Poll::Ready(Some(Err(error.into())));
+                    }
+                    TextEvent::Piece { text, token } => {
+                        if token.is_some() {
+                            choice.tick(&self.ongoing.metrics, self.arrived);
+                        }
+                        choice.held.extend(token.filter(|_| self.logprobs));
+                        if text.is_empty() {
+                            continue;
+                        }
+                        Step::Piece { index, text, tokens: std::mem::take(&mut choice.held) }
+                    }
+                    TextEvent::Done(done) => {
+                        (choice.stream, choice.usage) = (None, done.usage);
+                        let mut held = std::mem::take(&mut choice.held);
+                        if matches!(done.reason, Reason::StopString { .. }) {
+                            held.clear();
+                        }
+                        let done = Step::Done { index, done };
+                        if held.is_empty() {
+                            done
+                        } else {
+                            self.ready.push_back(Ok(done));
+                            Step::Piece { index, text: String::new(), tokens: held }
+                        }
+                    }
+                };
+                self.turn = index + 1;
+                return Poll::Ready(Some(Ok(step)));
+            }
+        }
+        if self.choices.iter().all(|c| c.stream.is_none()) { Poll::Ready(None) } else { Poll::Pending }
+    }
+}
+
+impl Choice {
+    /// A token has come.
+    fn tick(&mut self, metrics: &Metrics, arrived: Instant) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => metrics.ttft.observe(now - arrived),
+            Some(last) => metrics.inter_token.observe(now - last),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! An HTTP server that speaks OpenAI's API.
+//!
+//! A request's way: [`request`] reads the body with a pure function that refuses by name whatever it would not honour;
+//! the model's template and tokenizer make a prompt of it off the async threads; the actor takes one runtime request
+//! for each choice; and `answer` merges their streams, which are polled and need no thread. A client that goes away
+//! drops the future or the body that holds those streams, and dropping a stream is the cancel: there is nothing else to
+//! forget.
+//!
+//! An error that is known before the first token is an HTTP status with OpenAI's error object. After that it is an
+//! `error` event, and the stream ends without `[DONE]`.
+
+mod answer;
+mod app;
+mod error;
+mod fields;
+mod metrics;
+mod model;
+mod patience;
+mod reply;
+pub mod request;
+mod server;
+mod stream;
+
+pub use app::{App, Options};
+pub use error::ApiError;
+pub use model::Model;
+pub use server::{run, serve};

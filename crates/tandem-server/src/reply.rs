@@ -1,0 +1,159 @@
+//! Answers in the shapes of OpenAI's two endpoints. What OpenAI has no field for stands under `tandem`.
+
+use serde_json::{Map, Value, json};
+use tandem_model::Tokenizer;
+use tandem_runtime::{Done, Reason, Token, Usage};
+
+/// Which shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+}
+
+/// What every object of an answer begins with.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub endpoint: Endpoint,
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: String,
+}
+
+impl Head {
+    /// The answer as one object.
+    pub fn whole(&self, choices: Vec<Value>, usage: &Usage) -> Value {
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion",
+            Endpoint::Completion => "text_completion",
+        };
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "choices": choices, "usage": usage_json(usage),
+        })
+    }
+
+    /// A piece of a streamed answer. `usage` is null in all but the last where it was asked for, else not there.
+    pub fn chunk(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completion => "text_completion",
+        };
+        let mut chunk = json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+        });
+        if let (Some(usage), Some(chunk)) = (usage, chunk.as_object_mut()) {
+            chunk.insert("usage".to_owned(), usage);
+        }
+        chunk
+    }
+
+    /// A complete choice.
+    pub fn choice(&self, index: usize, text: &str, logprobs: &Value, done: &Done) -> Value {
+        let mut choice = json!({ "index": index });
+        match self.endpoint {
+            Endpoint::Chat => {
+                choice["message"] = json!({ "role": "assistant", "content": text, "refusal": null });
+            }
+            Endpoint::Completion => choice["text"] = text.into(),
+        }
+        choice["logprobs"] = logprobs.clone();
+        end(&mut choice, done);
+        choice
+    }
+
+    /// Text that a choice grew by; `first` begins it.
+    pub fn piece(&self, index: usize, text: &str, first: bool, logprobs: Value) -> Value {
+        let mut choice = json!({ "index": index });
+        match (self.endpoint, first) {
+            (Endpoint::Chat, true) => choice["delta"] = json!({ "role": "assistant", "content": text }),
+            (Endpoint::Chat, false) => choice["delta"] = json!({ "content": text }),
+            (Endpoint::Completion, _) => choice["text"] = text.into(),
+        }
+        choice["logprobs"] = logprobs;
+        choice["finish_reason"] = Value::Null;
+        choice
+    }
+
+    /// The end of a streamed choice.
+    pub fn last(&self, index: usize, done: &Done) -> Value {
+        let mut choice = json!({ "index": index });
+        match self.endpoint {
+            Endpoint::Chat => choice["delta"] = json!({}),
+            Endpoint::Completion => choice["text"] = "".into(),
+        }
+        choice["logprobs"] = Value::Null;
+        end(&mut choice, done);
+        choice
+    }
+
+    /// Log-probabilities of tokens; `offset` is where their text begins in the choice, in characters, and is moved on.
+    pub fn logprobs(&self, tokens: &[Token], tokenizer: &Tokenizer, offset: &mut usize) -> Value {
+        match self.endpoint {
+            Endpoint::Chat => {
+                let entries: Vec<Value> = tokens.iter().map(|t| chat_entry(t, tokenizer)).collect();
+                json!({ "content": entries, "refusal": null })
+            }
+            Endpoint::Completion => {
+                let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+                for token in tokens {
+                    let text = text_of(token.id, tokenizer);
+                    offsets.push(*offset);
+                    *offset += text.chars().count();
+                    texts.push(text);
+                    logprobs.push(finite(token.logprob.unwrap_or(f32::NEG_INFINITY)));
+                    let top = token.top.iter().map(|&(id, p)| (text_of(id, tokenizer), finite(p).into()));
+                    tops.push(top.collect::<Map<String, Value>>());
+                }
+                json!({ "tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets })
+            }
+        }
+    }
+}
+
+/// Tokens of a request.
+pub(crate) fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": { "cached_tokens": usage.cached },
+    })
+}
+
+fn end(choice: &mut Value, done: &Done) {
+    choice["finish_reason"] = match &done.reason {
+        Reason::Stop { .. } | Reason::StopString { .. } => "stop",
+        Reason::Length | Reason::Interrupted => "length",
+    }
+    .into();
+    let stop = match &done.reason {
+        Reason::StopString { text } => Some(text),
+        _ => None,
+    };
+    choice["tandem"] = json!({
+        "reason": done.reason.name(), "stop": stop, "timing": done.timing, "route": done.route,
+    });
+}
+
+fn chat_entry(token: &Token, tokenizer: &Tokenizer) -> Value {
+    let entry = |id, logprob| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        json!({ "token": text_of(id, tokenizer), "logprob": finite(logprob), "bytes": bytes })
+    };
+    let mut chosen = entry(token.id, token.logprob.unwrap_or(f32::NEG_INFINITY));
+    chosen["top_logprobs"] = token.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
+    chosen
+}
+
+fn text_of(id: u32, tokenizer: &Tokenizer) -> String {
+    String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default()).into_owned()
+}
+
+/// JSON has no infinity; OpenAI writes this for what cannot happen.
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}

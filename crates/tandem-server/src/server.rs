@@ -1,0 +1,121 @@
+//! Connections: limits on how many and how slow, and an end that waits for answers under way.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::App;
+use crate::patience::Patient;
+
+/// Most connections at once; others wait to be accepted.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// After an accept that failed (no file descriptors left, say).
+const BREATH: Duration = Duration::from_millis(50);
+
+/// For the last words to reach clients whose answers were ended.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Threads for connections; the engine computes on its own.
+const THREADS: usize = 2;
+
+/// Serves `app` until the process is told to end (Ctrl-C, SIGTERM); then lets answers under way end, or a second signal
+/// end the process at once.
+///
+/// # Errors
+/// If the system gives no threads, or the socket cannot be used.
+pub fn run(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+    runtime.block_on(async {
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let told = async {
+            told_to_end().await;
+            eprintln!("ending: answers under way are finished; once more ends at once");
+            tokio::spawn(async {
+                told_to_end().await;
+                std::process::exit(130);
+            });
+        };
+        serve(listener, app, told).await;
+        Ok(())
+    })
+}
+
+/// Serves `app` until `told`; then stops accepting and waits for answers under way, at most as long as the options
+/// say. After that they end with an error, and so does the engine.
+pub async fn serve(listener: TcpListener, app: Arc<App>, told: impl Future<Output = ()>) {
+    let service = TowerToHyperService::new(app.router());
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(app.options.head_timeout);
+    let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    let mut told = pin!(told);
+    loop {
+        let accept = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            () = &mut told => break,
+            accepted = accept => accepted,
+        };
+        let socket = match accepted {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection");
+                tokio::time::sleep(BREATH).await;
+                continue;
+            }
+        };
+        // Tokens are small and wanted at once.
+        let _ = socket.set_nodelay(true);
+        let connection = http
+            .serve_connection(TokioIo::new(Patient::new(socket, app.options.write_timeout)), service.clone());
+        let connection = graceful.watch(connection);
+        connections.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection");
+            }
+            drop(place);
+        });
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    if timeout(app.options.drain, graceful.shutdown()).await.is_err() {
+        tracing::warn!("answers were still under way; they are ended");
+        app.model.handle.shutdown();
+        let all = async { while connections.join_next().await.is_some() {} };
+        let _ = timeout(FAREWELL, all).await;
+    }
+}
+
+#[cfg(unix)]
+async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+#[cfg(not(unix))]
+async fn told_to_end() {
+    let _ = tokio::signal::ctrl_c().await;
+}

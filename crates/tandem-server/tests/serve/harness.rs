@@ -1,0 +1,283 @@
+//! A server to test, its engine's knobs, and a client.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tandem_engine::fake::FakeEngine;
+use tandem_engine::sampler::sample;
+use tandem_engine::{
+    AdapterId, Capabilities, Engine, EngineError, Fork, KvSnapshot, Memory, Row, RowOut, SampleSpec,
+    SeqBytes, SeqId, Ticket,
+};
+use tandem_model::{Checkpoint, Message, RenderOptions};
+use tandem_runtime::Actor;
+use tandem_server::{App, Model, Options};
+use tokio::sync::oneshot;
+
+/// Of the fixture's tokenizer.
+pub const VOCAB: usize = 384;
+pub const CONTEXT: usize = 512;
+
+pub fn checkpoint() -> Checkpoint {
+    Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama-gqa")).unwrap()
+}
+
+/// What a test does to an engine while it runs.
+#[derive(Default)]
+pub struct Knobs {
+    /// Before each step.
+    pub delay_ms: AtomicU64,
+    /// In the next step.
+    pub panic: AtomicBool,
+}
+
+/// The fake engine with knobs.
+struct Faulty {
+    inner: FakeEngine,
+    knobs: Arc<Knobs>,
+}
+
+impl Engine for Faulty {
+    fn submit(&mut self, rows: &[Row]) -> Result<Ticket, EngineError> {
+        std::thread::sleep(Duration::from_millis(self.knobs.delay_ms.load(Ordering::Relaxed)));
+        assert!(!self.knobs.panic.swap(false, Ordering::Relaxed), "told to panic");
+        self.inner.submit(rows)
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn open(&mut self, max_len: usize, adapter: Option<AdapterId>) -> Result<SeqId, EngineError> {
+        self.inner.open(max_len, adapter)
+    }
+    fn len(&self, seq: SeqId) -> Result<usize, EngineError> {
+        self.inner.len(seq)
+    }
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<RowOut>, EngineError> {
+        self.inner.collect(ticket)
+    }
+    fn fork(&mut self, seq: SeqId, at: usize, max_len: usize) -> Result<Fork, EngineError> {
+        self.inner.fork(seq, at, max_len)
+    }
+    fn truncate(&mut self, seq: SeqId, len: usize) -> Result<bool, EngineError> {
+        self.inner.truncate(seq, len)
+    }
+    fn close(&mut self, seq: SeqId) -> Result<(), EngineError> {
+        self.inner.close(seq)
+    }
+    fn export(&mut self, seq: SeqId) -> Result<KvSnapshot, EngineError> {
+        self.inner.export(seq)
+    }
+    fn import(&mut self, snapshot: &KvSnapshot, max_len: usize) -> Result<SeqId, EngineError> {
+        self.inner.import(snapshot, max_len)
+    }
+    fn memory(&self) -> Memory {
+        self.inner.memory()
+    }
+    fn sequence_bytes(&self, seq: SeqId) -> Result<SeqBytes, EngineError> {
+        self.inner.sequence_bytes(seq)
+    }
+}
+
+/// A running server. Dropping it stops it as Ctrl-C would.
+pub struct Server {
+    pub address: SocketAddr,
+    pub knobs: Arc<Knobs>,
+    agent: ureq::Agent,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _actor: Actor,
+}
+
+/// The fake engine under the name `tiny`, with default options.
+pub fn fake() -> Server {
+    fake_with(100_000, &tandem_runtime::Options::default(), Options::default())
+}
+
+/// With room for so many tokens of KV.
+pub fn fake_with(kv_tokens: usize, runtime: &tandem_runtime::Options, options: Options) -> Server {
+    let knobs = Arc::new(Knobs::default());
+    let shared = Arc::clone(&knobs);
+    let build = move || {
+        let inner = FakeEngine::new(VOCAB, CONTEXT, kv_tokens);
+        Ok(Box::new(Faulty { inner, knobs: Arc::clone(&shared) }) as Box<dyn Engine>)
+    };
+    serve(Actor::spawn(Box::new(build), runtime).unwrap(), options, knobs)
+}
+
+/// The fixture itself on the CPU engine.
+pub fn tiny() -> Server {
+    let Checkpoint { decoder, weights, .. } = checkpoint();
+    let options = tandem_cpu::CpuOptions { threads: Some(1), ..Default::default() };
+    let factory = tandem_cpu::CpuFactory::new(decoder, weights, options, Box::new(|_| ()));
+    let actor = Actor::spawn(Box::new(factory), &tandem_runtime::Options::default()).unwrap();
+    serve(actor, Options::default(), Arc::default())
+}
+
+fn serve(actor: Actor, options: Options, knobs: Arc<Knobs>) -> Server {
+    let model = Model::new("tiny", &checkpoint(), SampleSpec::greedy(), actor.handle()).unwrap();
+    let app = Arc::new(App::new(model, options));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, told) = oneshot::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.unwrap().block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            tandem_server::serve(listener, app, async { drop(told.await) }).await;
+        });
+    });
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
+    Server { address, knobs, agent, stop: Some(stop), thread: Some(thread), _actor: actor }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+pub struct Reply {
+    pub status: u16,
+    pub headers: ureq::http::HeaderMap,
+    pub text: String,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+}
+
+impl From<ureq::http::Response<ureq::Body>> for Reply {
+    fn from(mut response: ureq::http::Response<ureq::Body>) -> Self {
+        let text = response.body_mut().read_to_string().unwrap();
+        Self { status: response.status().as_u16(), headers: response.headers().clone(), text }
+    }
+}
+
+impl Server {
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Tells it to stop, without waiting.
+    pub fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+
+    pub fn get(&self, path: &str) -> Reply {
+        self.agent.get(self.url(path)).call().unwrap().into()
+    }
+
+    pub fn get_with_key(&self, path: &str, key: &str) -> Reply {
+        self.agent.get(self.url(path)).header("authorization", key).call().unwrap().into()
+    }
+
+    pub fn post_bytes(&self, path: &str, body: &[u8]) -> Reply {
+        self.open(path, body).into()
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Reply {
+        self.post_bytes(path, body.to_string().as_bytes())
+    }
+
+    /// A response whose body is still to be read.
+    pub fn open(&self, path: &str, body: &[u8]) -> ureq::http::Response<ureq::Body> {
+        self.agent.post(self.url(path)).header("content-type", "application/json").send(body).unwrap()
+    }
+
+    pub fn ok(&self, path: &str, body: &Value) -> Value {
+        let reply = self.post(path, body);
+        assert_eq!(reply.status, 200, "{}", reply.text);
+        reply.json()
+    }
+
+    pub fn chat(&self, fields: &Value) -> Value {
+        self.ok("/v1/chat/completions", &with(hello(), fields))
+    }
+
+    pub fn complete(&self, fields: &Value) -> Value {
+        self.ok("/v1/completions", fields)
+    }
+
+    /// The events of a stream, and whether it ended with `[DONE]`.
+    pub fn events(&self, path: &str, body: &Value) -> (Vec<Value>, bool) {
+        let response = self.open(path, with(body.clone(), &json!({"stream": true})).to_string().as_bytes());
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        read_events(response)
+    }
+
+    /// KV bytes that sequences hold, as `/health` says.
+    pub fn kv(&self) -> u64 {
+        self.get("/health").json()["models"][0]["kv_used_bytes"].as_u64().unwrap()
+    }
+
+    /// Waits until something holds.
+    pub fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it never came that {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+pub fn read_events(response: ureq::http::Response<ureq::Body>) -> (Vec<Value>, bool) {
+    let (mut events, mut done) = (Vec::new(), false);
+    for line in BufReader::new(response.into_body().into_reader()).lines() {
+        let line = line.unwrap();
+        match line.strip_prefix("data: ") {
+            Some("[DONE]") => done = true,
+            Some(data) => {
+                assert!(!done, "an event after [DONE]");
+                events.push(serde_json::from_str(data).unwrap());
+            }
+            None => assert!(line.is_empty() || line.starts_with(':'), "{line}"),
+        }
+    }
+    (events, done)
+}
+
+/// `body` with other fields.
+pub fn with(mut body: Value, fields: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+/// A question that asks for a few tokens, whatever they are.
+pub fn hello() -> Value {
+    json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "ignore_eos": true})
+}
+
+/// The prompt of [`hello`], rendered without the server.
+pub fn hello_tokens() -> Vec<u32> {
+    let checkpoint = checkpoint();
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    let text = checkpoint.chat.unwrap().render(&[Message::new("user", "Hello")], &options).unwrap();
+    checkpoint.tokenizer.encode(&text, false).unwrap()
+}
+
+/// The fake engine's answer, by definition.
+pub fn expected(prompt: &[u32], spec: &SampleSpec, count: usize) -> Vec<u32> {
+    let mut history = prompt.to_vec();
+    let spec = SampleSpec { generated_from: prompt.len(), ..spec.clone() };
+    for _ in 0..count {
+        let logits = FakeEngine::logits(&history, VOCAB);
+        history.push(sample(&spec, &logits, &history).unwrap().token);
+    }
+    history.split_off(prompt.len())
+}
+
+pub fn decode(tokens: &[u32]) -> String {
+    checkpoint().tokenizer.decode(tokens, true)
+}

@@ -1,0 +1,97 @@
+//! What operators and browsers ask.
+
+use serde_json::json;
+use tandem_server::Options;
+
+use crate::harness::{CONTEXT, checkpoint, fake, fake_with, tiny};
+
+#[test]
+fn models_are_listed() {
+    let server = fake();
+    let list = server.get("/v1/models").json();
+    assert_eq!((&list["object"], list["data"].as_array().unwrap().len()), (&json!("list"), 1));
+    let model = server.get("/v1/models/tiny").json();
+    assert_eq!(model, list["data"][0]);
+    assert_eq!((&model["id"], &model["object"]), (&json!("tiny"), &json!("model")));
+    assert_eq!(model["context_length"], CONTEXT);
+}
+
+#[test]
+fn text_becomes_tokens_and_back() {
+    let server = fake();
+    let text = "Hello, 世界!\n";
+    let tokens = server.ok("/tokenize", &json!({"content": text}));
+    assert_eq!(tokens["tokens"], json!(checkpoint().tokenizer.encode(text, false).unwrap()));
+    let back = server.ok("/detokenize", &tokens);
+    assert_eq!(back, json!({"content": text}));
+    let special = server.ok("/tokenize", &json!({"content": text, "add_special": true}));
+    assert_eq!(special["tokens"], json!(checkpoint().tokenizer.encode(text, true).unwrap()));
+}
+
+#[test]
+fn health_and_metrics_tell_how_the_engine_is() {
+    let server = tiny();
+    server.chat(&json!({"max_tokens": 5}));
+    let health = server.get("/health").json();
+    let model = &health["models"][0];
+    assert_eq!(
+        (&health["status"], &model["state"], &model["engine"]),
+        (&json!("ok"), &json!("ready"), &json!("cpu"))
+    );
+    assert!(model["kv_used_bytes"].as_u64() > Some(0) && model["weights_bytes"].as_u64() > Some(0));
+    let page = server.get("/metrics");
+    assert_eq!(page.headers["content-type"], "text/plain; version=0.0.4");
+    for line in [
+        "tandem_requests_total{outcome=\"completed\"} 1",
+        "tandem_generated_tokens_total 5",
+        "tandem_time_to_first_token_seconds_count 1",
+        "tandem_inter_token_seconds_count 4",
+        "tandem_requests_running 0",
+        "tandem_requests_waiting 0",
+        "tandem_engine_restarts_total 0",
+        "tandem_engine_up{model=\"tiny\"} 1",
+    ] {
+        assert!(page.text.lines().any(|l| l == line), "{line} is not in\n{}", page.text);
+    }
+    // Each line is a comment, or a name with a number.
+    for line in page.text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        assert!(name.starts_with("tandem_") && value.parse::<f64>().is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn pages_of_other_origins_are_told_only_what_the_operator_allows() {
+    assert!(fake().get("/health").headers.get("access-control-allow-origin").is_none());
+    let options = Options {
+        cors: Some("https://example.org".to_owned()),
+        api_key: Some("k".to_owned()),
+        ..Options::default()
+    };
+    let server = fake_with(1000, &tandem_runtime::Options::default(), options);
+    let reply = server.get("/v1/models");
+    assert_eq!(
+        (reply.status, &reply.headers["access-control-allow-origin"]),
+        (401, &"https://example.org".parse().unwrap())
+    );
+    // A browser asks without the key.
+    let agent = ureq::Agent::config_builder().proxy(None).build().new_agent();
+    let preflight = agent.options(server.url("/v1/chat/completions")).call().unwrap();
+    assert_eq!(preflight.status(), 204);
+    assert!(preflight.headers()["access-control-allow-headers"].to_str().unwrap().contains("authorization"));
+}
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let options = Options { api_key: Some("k".to_owned()), ..Options::default() };
+    let server = fake_with(1000, &tandem_runtime::Options::default(), options);
+    let page = server.get("/");
+    assert_eq!(
+        (page.status, &page.headers["content-type"]),
+        (200, &"text/html; charset=utf-8".parse().unwrap())
+    );
+    assert!(page.headers["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
+    for reference in ["http://", "https://", "src=", "href=", "@import", "url("] {
+        assert!(!page.text.contains(reference), "{reference}");
+    }
+}

@@ -1,0 +1,9 @@
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tandem_server::request;
+
+fuzz_target!(|data: &[u8]| {
+    let _ = (request::chat(data), request::completion(data));
+    let _ = (request::tokenize(data), request::detokenize(data));
+});
