@@ -31,7 +31,7 @@ pub struct ServeArgs {
     )]
     pub api_key: Option<String>,
 
-    /// Let pages of this origin, such as https://example.org, use the server from a browser; * for all
+    /// Let pages of this origin, such as `https://example.org`, use the server from a browser; * for all
     #[arg(
         long,
         value_name = "ORIGIN",
