@@ -156,6 +156,31 @@ fn vocabularies_with_scores() {
     assert_eq!(tokenizer.decode(&[263, 263], false), " a a");
 }
 
+/// Both made `tokenizers` panic while it encoded (found by the fuzzer).
+#[test]
+fn post_processors_that_name_what_is_not_there_are_refused() {
+    let with = |single: serde_json::Value| {
+        let processor = json!({"type": "Sequence", "processors": [
+            {"type": "TemplateProcessing", "single": single, "pair": [],
+             "special_tokens": {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}}]});
+        let mut file: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(common::fixture("llama-gqa/tokenizer.json")).unwrap())
+                .unwrap();
+        file["post_processor"] = processor;
+        Tokenizer::from_json(Path::new("tokenizer.json"), file.to_string().as_bytes(), 384)
+    };
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+    assert_eq!(with(json!([text, special("</s>")])).unwrap().encode("", true).unwrap(), [2]);
+    for (single, complaint) in [
+        (json!([special("<s>"), text]), "<s> is not among its special_tokens"),
+        (json!([text, {"Sequence": {"id": "B", "type_id": 0}}]), "has no place around a single text"),
+    ] {
+        let error = with(single).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains(complaint), "{error}");
+    }
+}
+
 proptest! {
     #[test]
     fn vocabularies_with_scores_lose_nothing(text in "[ab é🙂ß\n]{0,40}|\\PC{0,20}") {

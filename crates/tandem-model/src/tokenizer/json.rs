@@ -95,6 +95,7 @@ impl Tokenizer {
         let pre_tokenizer: Option<PreTokenizerWrapper> =
             part("pre_tokenizer", file.pre_tokenizer).map_err(malformed)?;
         tokenizers.with_pre_tokenizer(pre_tokenizer);
+        check_templates(&file.post_processor).map_err(malformed)?;
         let post_processor: Option<PostProcessorWrapper> =
             part("post_processor", file.post_processor).map_err(malformed)?;
         tokenizers.with_post_processor(post_processor);
@@ -209,6 +210,28 @@ fn check_merges(vocab: &Vocab, merges: &[(String, String)]) -> Result<(), String
 }
 
 /// A part that may be `null`.
+/// What `tokenizers` would panic on when it puts tokens around a text: one that the template names and nobody defines,
+/// and a second text where there is one.
+fn check_templates(processor: &Value) -> Result<(), String> {
+    let fields = match processor {
+        Value::Array(parts) => return parts.iter().try_for_each(check_templates),
+        Value::Object(fields) => fields,
+        _ => return Ok(()),
+    };
+    let defined =
+        |token: &str| fields.get("special_tokens").is_some_and(|tokens| tokens.get(token).is_some());
+    for piece in fields.get("single").and_then(Value::as_array).into_iter().flatten() {
+        let id = |kind: &str| piece.get(kind)?.get("id")?.as_str();
+        match id("SpecialToken") {
+            Some(token) if defined(token) => {}
+            Some(token) => return Err(format!("post_processor: {token} is not among its special_tokens")),
+            None if id("Sequence") == Some("A") => {}
+            None => return Err(format!("post_processor: {piece} has no place around a single text")),
+        }
+    }
+    fields.values().try_for_each(check_templates)
+}
+
 fn part<T: DeserializeOwned>(key: &str, value: Value) -> Result<Option<T>, String> {
     serde_json::from_value(value).map_err(|error| format!("{key}: {error}"))
 }
