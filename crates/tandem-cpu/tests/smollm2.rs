@@ -1,5 +1,5 @@
 //! SmolLM2-135M, the real thing: greedy tokens against transformers and llama.cpp, likelihood of a text, and what 8-bit
-//! activations cost. Runs in the judged tier (`TANDEM_JUDGED=1`); the model is found by `TANDEM_SMOLLM2` or the store.
+//! activations cost. Runs in the judged tier (`TANDEM_JUDGED=1`), on the model in the store.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

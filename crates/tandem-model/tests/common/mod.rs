@@ -150,10 +150,11 @@ pub fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> Strin
     text
 }
 
-/// Whether a judged test may run; a missing file is a loud skip.
+/// Whether a judged test may run; a missing file is a loud skip, and in the judged tier a failure where none is allowed.
 pub fn judged(what: &str, found: Option<PathBuf>) -> Option<PathBuf> {
     if found.is_none() {
-        assert!(std::env::var_os("TANDEM_NO_SKIP").is_none(), "{what} is not here");
+        let set = |variable: &str| std::env::var_os(variable).is_some();
+        assert!(!(set("TANDEM_JUDGED") && set("TANDEM_NO_SKIP")), "{what} is not here");
         eprintln!("SKIPPED: {what} is not here");
     }
     found
