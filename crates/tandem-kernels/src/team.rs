@@ -153,10 +153,11 @@ impl Shared {
         let mut seen = 0;
         loop {
             self.worker_waits[worker - 1].0.wait(|| state::run(self.state()) != seen);
+            // The state first: if it is the last one, then `stop`, which was set before it, is seen.
+            let state = self.state();
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            let state = self.state();
             if state & state::CLOSED == 0 {
                 // Join, unless the run was closed or another worker joined in between: then look again.
                 let joined = (state, state + 1);
@@ -517,6 +518,21 @@ mod tests {
         });
         parked.store(true, Ordering::SeqCst);
         assert_eq!(done.into_inner(), 2);
+    }
+
+    #[test]
+    fn a_team_that_ends_right_after_a_run_ends() {
+        // A worker that is late for the run must not take the end for another run that it missed.
+        let (sender, ended) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            for round in 0..20_000 {
+                let team = Team::new(2 + round % 3).unwrap();
+                team.run(|_| ());
+            }
+            sender.send(()).unwrap();
+        });
+        let waited = ended.recv_timeout(Duration::from_secs(120));
+        assert!(waited.is_ok(), "a worker sleeps on, and the drop waits for it");
     }
 
     #[test]
