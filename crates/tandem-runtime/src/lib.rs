@@ -13,6 +13,7 @@
 mod actor;
 mod channel;
 mod error;
+mod load;
 mod message;
 mod prefix;
 mod scheduler;
@@ -22,6 +23,7 @@ mod text;
 
 pub use actor::{Actor, ActorHandle, Options};
 pub use error::RuntimeError;
+pub use load::{Load, LoadState};
 pub use message::{
     Command, Done, EngineState, Event, Reason, Request, RequestId, Route, Status, Timing, Token, Usage,
 };

@@ -70,7 +70,9 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::Busy { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message),
             RuntimeError::EmptyStop => Self::field("stop", message),
             RuntimeError::Crashed(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_crashed", message),
-            RuntimeError::ShutDown => Self::new(StatusCode::SERVICE_UNAVAILABLE, "shut_down", message),
+            RuntimeError::Draining | RuntimeError::ShutDown => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "shut_down", message)
+            }
             RuntimeError::Engine(error) => error.into(),
         }
     }

@@ -89,6 +89,8 @@ impl Model {
                     max_tokens: ask.max_tokens,
                     stop_tokens: if ask.ignore_eos { Vec::new() } else { self.stop_tokens.clone() },
                     context: None,
+                    adapter: None,
+                    priority: 0,
                 });
             }
         }
