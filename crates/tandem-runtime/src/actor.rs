@@ -243,6 +243,7 @@ impl Worker {
     /// Counts a failure that no answer preceded.
     fn failed(&mut self, error: RuntimeError) -> RuntimeError {
         tracing::error!(%error, "engine");
+        self.board.post_error(error.clone());
         self.failures += 1;
         error
     }

@@ -22,6 +22,8 @@ pub struct Load {
     pub waiting: usize,
     /// Times the engine was rebuilt.
     pub restarts: u64,
+    /// What it last broke of, also after it was mended.
+    pub last_error: Option<RuntimeError>,
     /// Bytes that the engine holds; all 0 while there is none.
     pub memory: Memory,
 }
@@ -56,6 +58,7 @@ struct Posted {
     draining: bool,
     running: usize,
     restarts: u64,
+    last_error: Option<RuntimeError>,
     memory: Memory,
 }
 
@@ -75,6 +78,7 @@ impl Board {
             draining: false,
             running: 0,
             restarts: 0,
+            last_error: None,
             memory: Memory::default(),
         };
         Self(Arc::new(Mutex::new(posted)))
@@ -87,14 +91,19 @@ impl Board {
     /// The engine is another, or none.
     pub fn post_engine(&self, engine: Posting, restarts: u64) {
         let mut posted = self.lock();
-        *posted =
-            Posted { engine, draining: posted.draining, running: 0, restarts, memory: Memory::default() };
+        (posted.engine, posted.restarts) = (engine, restarts);
+        (posted.running, posted.memory) = (0, Memory::default());
     }
 
     /// What the engine does.
     pub fn post_work(&self, running: usize, memory: Memory) {
         let mut posted = self.lock();
         (posted.running, posted.memory) = (running, memory);
+    }
+
+    /// The engine broke.
+    pub fn post_error(&self, error: RuntimeError) {
+        self.lock().last_error = Some(error);
     }
 
     pub fn post_draining(&self) {
@@ -125,6 +134,7 @@ impl Board {
             },
         };
         let Posted { running, restarts, memory, .. } = *posted;
-        Load { state, running, waiting: taken.saturating_sub(running), restarts, memory }
+        let waiting = taken.saturating_sub(running);
+        Load { state, running, waiting, restarts, last_error: posted.last_error.clone(), memory }
     }
 }
