@@ -82,7 +82,7 @@ impl BlobFile {
     pub fn record(&self, offset: u64) -> Result<Blob<'_>, CoremlError> {
         let wrong = |what: &str| self.malformed(format!("offset {offset}: {what}"));
         let size = self.bytes();
-        let at = usize::try_from(offset).ok().filter(|_| offset % ALIGNMENT == 0 && offset > 0);
+        let at = usize::try_from(offset).ok().filter(|_| offset.is_multiple_of(ALIGNMENT) && offset > 0);
         let header = at.and_then(|at| self.map.get(at..at.checked_add(ALIGNMENT as usize)?));
         let header =
             header.ok_or_else(|| wrong(&format!("no record can start here in a file of {size} bytes")))?;
