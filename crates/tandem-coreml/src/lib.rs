@@ -1,0 +1,16 @@
+//! Core ML packages without Core ML: reading and writing ML Programs and their weight files.
+//!
+//! * [`Package`] opens a package: the program as plain data ([`mil`]), weights mapped and read when asked for.
+//! * [`PackageWriter`] writes one: weights stream to the disk while the program is built, and the same input gives the
+//!   same bytes.
+
+pub mod blob;
+pub mod dtype;
+pub mod error;
+pub mod mil;
+mod package;
+mod proto;
+
+pub use dtype::DType;
+pub use error::CoremlError;
+pub use package::{Package, PackageWriter};
