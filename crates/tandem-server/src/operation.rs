@@ -87,7 +87,6 @@ pub(crate) async fn route(State(app): Shared, request: Request) -> Result<Respon
         "model": model.id,
         "route": null,
         "kind": null,
-        "error": null,
         "prompt_tokens": prompts.iter().map(Vec::len).sum::<usize>(),
         "max_tokens": ask.max_tokens,
         "choices": requests.len(),
