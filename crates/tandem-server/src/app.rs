@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tandem_runtime::{EngineState, Status, Token};
 
 use crate::answer::{Answer, Step};
+use crate::calls::Call;
 use crate::error::json_response;
 use crate::metrics::{Metrics, Ongoing, Outcome};
 use crate::reply::{Endpoint, Head};
@@ -227,6 +228,7 @@ impl App {
         #[derive(Default, Clone)]
         struct Choice {
             text: String,
+            calls: Vec<Call>,
             tokens: Vec<Token>,
             shown: Option<Value>,
         }
@@ -234,17 +236,18 @@ impl App {
         while let Some(step) = answer.next().await {
             match step {
                 Err(error) => return Err((error, answer.ongoing)),
-                Ok(Step::Piece { index, text, tokens }) => {
+                Ok(Step::Piece { index, text, calls, tokens }) => {
                     choices[index].text += &text;
+                    choices[index].calls.extend(calls);
                     choices[index].tokens.extend(tokens);
                 }
-                Ok(Step::Done { index, done }) => {
-                    let Choice { text, tokens, shown } = &mut choices[index];
+                Ok(Step::Done { index, done, calls: end }) => {
+                    let Choice { text, calls, tokens, shown } = &mut choices[index];
                     let logprobs = match ask.logprobs {
                         None => Value::Null,
                         Some(_) => head.logprobs(tokens, &self.model.tokenizer, &mut 0),
                     };
-                    *shown = Some(head.choice(index, text, &logprobs, &done));
+                    *shown = Some(head.choice(index, (text, calls), &logprobs, (&done, end)));
                 }
             }
         }
@@ -313,7 +316,8 @@ async fn chat(State(app): Shared, request: Request) -> Response {
     counted(match parsed {
         Err(error) => Err((error, ongoing)),
         Ok(request::Chat { messages, ask }) => {
-            let encode = move |model: &Model| Ok(vec![model.render(&messages)?]);
+            let tools = ask.tools.clone();
+            let encode = move |model: &Model| Ok(vec![model.render(messages, tools.as_ref())?]);
             app.generate(Endpoint::Chat, &ask, arrived, ongoing, encode).await
         }
     })
