@@ -82,6 +82,14 @@ impl FakeEngine {
         self
     }
 
+    /// Makes it a static engine that has these chunk lengths and computes one sequence at a time.
+    #[must_use]
+    pub fn with_chunks(mut self, chunks: &[usize]) -> Self {
+        self.capabilities.kind = Kind::Static { chunks: chunks.to_vec() };
+        self.capabilities.max_batch = 1;
+        self
+    }
+
     /// The logits after `history`: uniform in `[-4, 4)`, a function of every token and its position.
     pub fn logits(history: &[u32], vocab_size: usize) -> Vec<f32> {
         let key = history.iter().fold(0u64, |key, token| {

@@ -155,6 +155,10 @@ impl Places {
         self.limit
     }
 
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Acquire)
+    }
+
     pub fn take(&self) -> Option<Place> {
         let free = |taken| (taken < self.limit).then_some(taken + 1);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).ok()?;

@@ -86,6 +86,11 @@ impl Scheduler {
         self.waiting.len()
     }
 
+    /// Whether no request is left.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
     /// Requests that ended with `Done`.
     pub fn completed(&self) -> u64 {
         self.completed

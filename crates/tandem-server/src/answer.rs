@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tandem_model::Detokenizer;
-use tandem_runtime::{Done, Reason, Request, RuntimeError, TextEvent, TextStream, Token, Usage};
+use tandem_runtime::{Done, Reason, RuntimeError, TextEvent, TextStream, Token, TokenStream, Usage};
 
 use crate::calls::{Call, Calls, CallsEnd};
-use crate::metrics::{Metrics, Ongoing};
+use crate::metrics::{Ongoing, Outcome, Series};
 use crate::request::Ask;
 use crate::{ApiError, Model};
 
@@ -50,6 +51,8 @@ pub(crate) struct Answer {
     ready: VecDeque<Result<Step, ApiError>>,
     arrived: Instant,
     pub ongoing: Ongoing,
+    /// Those of the engine that serves.
+    pub series: Arc<Series>,
 }
 
 #[derive(Debug)]
@@ -71,19 +74,19 @@ struct Choice {
 }
 
 impl Answer {
-    /// Queues the requests.
+    /// Reads `streams`, one for each choice.
     ///
     /// # Errors
-    /// No room for all of them; then none runs.
-    pub fn start(
+    /// A stop string that would stop everything.
+    pub fn new(
+        streams: Vec<TokenStream>,
         model: &Model,
-        requests: Vec<Request>,
         ask: &Ask,
         arrived: Instant,
         ongoing: Ongoing,
+        series: Arc<Series>,
     ) -> Result<Self, (ApiError, Ongoing)> {
-        let choice = |request| {
-            let tokens = model.handle.generate(request)?;
+        let choice = |tokens| {
             let calls = model.calls(ask);
             let marks = calls.iter().flat_map(Calls::marks);
             let detokenizer = Detokenizer::new(&model.tokenizer, true).showing(marks);
@@ -99,7 +102,7 @@ impl Answer {
                 usage: Usage::default(),
             })
         };
-        match requests.into_iter().map(choice).collect::<Result<_, RuntimeError>>() {
+        match streams.into_iter().map(choice).collect::<Result<_, RuntimeError>>() {
             Err(error) => Err((error.into(), ongoing)),
             Ok(choices) => Ok(Self {
                 choices,
@@ -109,8 +112,15 @@ impl Answer {
                 ready: VecDeque::new(),
                 arrived,
                 ongoing,
+                series,
             }),
         }
+    }
+
+    /// Ends it as answered.
+    pub fn complete(self) {
+        self.series.tokens(&self.usage());
+        self.ongoing.end(Outcome::Completed);
     }
 
     /// How many choices there are.
@@ -167,7 +177,7 @@ impl Answer {
                     }
                     TextEvent::Piece { text, token } => {
                         if token.is_some() {
-                            choice.tick(&self.ongoing.metrics, self.arrived);
+                            choice.tick(&self.series, self.arrived);
                         }
                         let begins = choice.length;
                         choice.shown += text.len();
@@ -224,11 +234,11 @@ impl Answer {
 
 impl Choice {
     /// A token has come.
-    fn tick(&mut self, metrics: &Metrics, arrived: Instant) {
+    fn tick(&mut self, series: &Series, arrived: Instant) {
         let now = Instant::now();
         match self.last_token.replace(now) {
-            None => metrics.ttft.observe(now - arrived),
-            Some(last) => metrics.inter_token.observe(now - last),
+            None => series.ttft.observe(now - arrived),
+            Some(last) => series.inter_token.observe(now - last),
         }
     }
 }

@@ -1,51 +1,43 @@
-//! A model that is being served.
+//! The text side of a model that is being served.
 
-use tandem_engine::{Capabilities, EngineError, SampleSpec};
+use tandem_engine::SampleSpec;
 use tandem_model::{CallFormat, ChatTemplate, Checkpoint, Message, RenderOptions, Tokenizer};
-use tandem_runtime::{ActorHandle, Request, Route, RuntimeError};
+use tandem_runtime::Request;
 
 use crate::ApiError;
 use crate::calls::{self, Calls};
 use crate::request::{Ask, Prompt, Tools};
 
-/// A model, its text side and the actor that runs it.
+/// What a model's requests are made of. Its engines stand under the same name in the coordinator.
 #[derive(Debug, Clone)]
 pub struct Model {
     pub(crate) id: String,
+    pub(crate) aliases: Vec<String>,
     pub(crate) tokenizer: Tokenizer,
     chat: Option<ChatTemplate>,
     stop_tokens: Vec<u32>,
     defaults: SampleSpec,
-    pub(crate) handle: ActorHandle,
-    pub(crate) capabilities: Capabilities,
+    vocab_size: usize,
 }
 
 impl Model {
-    /// Waits until the engine behind `handle` is ready. `id` is the name that requests use, `defaults` how tokens are
-    /// chosen where a request does not say.
-    ///
-    /// # Errors
-    /// Why the engine could not be built.
-    pub fn new(
-        id: impl Into<String>,
-        checkpoint: &Checkpoint,
-        defaults: SampleSpec,
-        handle: ActorHandle,
-    ) -> Result<Self, RuntimeError> {
-        Ok(Self {
-            id: id.into(),
+    /// `id` is the name that requests use, beside `aliases`; `defaults` is how tokens are chosen where a request does
+    /// not say.
+    pub fn new(id: &str, aliases: Vec<String>, checkpoint: &Checkpoint, defaults: SampleSpec) -> Self {
+        Self {
+            id: id.to_owned(),
+            aliases,
             tokenizer: checkpoint.tokenizer.clone(),
             chat: checkpoint.chat.clone(),
             stop_tokens: checkpoint.generation.eos_token_ids.clone(),
             defaults,
-            capabilities: handle.ready()?,
-            handle,
-        })
+            vocab_size: checkpoint.decoder.vocab_size,
+        }
     }
 
-    /// Who will answer.
-    pub(crate) fn route(&self) -> Route {
-        Route { engine: self.capabilities.engine.clone(), reason: "the only engine".to_owned() }
+    /// Whether a request that says `name` means this model.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        self.id == name || self.aliases.iter().any(|alias| alias == name)
     }
 
     /// The tokens of a conversation that the model is to continue.
@@ -98,30 +90,21 @@ impl Model {
         }
     }
 
-    /// One request for each choice: all those of the first prompt, then of the next. Checks what can be checked before
-    /// anything is queued.
+    /// One request for each choice: all those of the first prompt, then of the next.
     pub(crate) fn requests(&self, prompts: &[Vec<u32>], ask: &Ask) -> Result<Vec<Request>, ApiError> {
-        let limit = self.capabilities.context;
         let mut requests = Vec::with_capacity(prompts.len() * ask.n);
         for tokens in prompts {
-            let needed = tokens.len().saturating_add(ask.max_tokens.unwrap_or(1));
-            if needed > limit {
-                let error = ApiError::from(EngineError::ContextOverflow { needed, limit });
-                let what = match ask.max_tokens {
-                    Some(most) => format!("{} of prompt and {most} to generate", tokens.len()),
-                    None => format!("{} of prompt", tokens.len()),
-                };
-                return Err(ApiError { message: format!("{what}: {}", error.message), ..error });
-            }
             for index in 0..ask.n {
                 let sample = ask.sample(&self.defaults, index);
-                sample.validate(self.capabilities.vocab_size)?;
+                sample.validate(self.vocab_size)?;
                 requests.push(Request {
                     tokens: tokens.clone(),
                     sample,
                     max_tokens: ask.max_tokens,
                     stop_tokens: if ask.ignore_eos { Vec::new() } else { self.stop_tokens.clone() },
                     context: None,
+                    adapter: None,
+                    priority: 0,
                 });
             }
         }

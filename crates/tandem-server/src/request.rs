@@ -62,6 +62,8 @@ pub enum Prompt {
 pub struct Ask {
     /// The model; `None` where the request names none.
     pub model: Option<String>,
+    /// The engine; `None` leaves the choice to the server.
+    pub engine: Option<String>,
     /// Choices for each prompt.
     pub n: usize,
     /// Most tokens of each choice; `None` goes on until the context is full.
@@ -141,6 +143,7 @@ impl Ask {
         fields.string("user")?;
         Ok(Self {
             model: fields.string("model")?,
+            engine: fields.string("engine")?,
             n: fields.integer("n", 1, MAX_CHOICES)?.unwrap_or(1) as usize,
             max_tokens: fields.integer("max_tokens", 1, u64::from(u32::MAX))?.map(|n| n as usize),
             stop: stop(fields)?,
@@ -249,29 +252,73 @@ pub fn completion(body: &[u8]) -> Result<Completion, ApiError> {
     Ok(Completion { prompts, ask })
 }
 
-/// Reads the body of `/tokenize`: the text, and whether to put the model's special tokens around it.
+/// What `/v1/route` is asked about.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Question {
+    /// A conversation to answer.
+    Chat(Chat),
+    /// Texts to continue.
+    Completion(Completion),
+}
+
+/// Reads the body of `/v1/route`, which is one of the bodies above: one with `prompt` of `/v1/completions`, any other of
+/// `/v1/chat/completions`.
 ///
 /// # Errors
 /// As [`chat`].
-pub fn tokenize(body: &[u8]) -> Result<(String, bool), ApiError> {
+pub fn question(body: &[u8]) -> Result<Question, ApiError> {
+    if Fields::parse(body)?.take("prompt").is_some() {
+        completion(body).map(Question::Completion)
+    } else {
+        chat(body).map(Question::Chat)
+    }
+}
+
+/// What `/tokenize` is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tokenize {
+    /// The model; `None` where the request names none.
+    pub model: Option<String>,
+    /// The text.
+    pub content: String,
+    /// Put the model's special tokens around it.
+    pub add_special: bool,
+}
+
+/// Reads the body of `/tokenize`.
+///
+/// # Errors
+/// As [`chat`].
+pub fn tokenize(body: &[u8]) -> Result<Tokenize, ApiError> {
     let mut fields = Fields::parse(body)?;
+    let model = fields.string("model")?;
     let content = fields.string("content")?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     fields.finish()?;
     let content = content.ok_or_else(|| ApiError::field("content", "`content` is missing"))?;
-    Ok((content, add_special))
+    Ok(Tokenize { model, content, add_special })
+}
+
+/// What `/detokenize` is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Detokenize {
+    /// The model; `None` where the request names none.
+    pub model: Option<String>,
+    /// Ids of tokens.
+    pub tokens: Vec<u32>,
 }
 
 /// Reads the body of `/detokenize`.
 ///
 /// # Errors
 /// As [`chat`].
-pub fn detokenize(body: &[u8]) -> Result<Vec<u32>, ApiError> {
+pub fn detokenize(body: &[u8]) -> Result<Detokenize, ApiError> {
     let mut fields = Fields::parse(body)?;
+    let model = fields.string("model")?;
     let tokens = fields.array("tokens")?;
     fields.finish()?;
     let tokens = tokens.ok_or_else(|| ApiError::field("tokens", "`tokens` is missing"))?;
-    token_ids(tokens, "tokens")
+    Ok(Detokenize { model, tokens: token_ids(tokens, "tokens")? })
 }
 
 fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {

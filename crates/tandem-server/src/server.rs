@@ -10,8 +10,8 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -60,38 +60,29 @@ pub fn run(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
     })
 }
 
-/// Serves `app` until `told`; then stops accepting and waits for answers under way, at most as long as the options
-/// say. After that they end with an error, and so does the engine.
+/// Serves `app` until `told`; then waits for answers under way, at most as long as the options say. After that they end
+/// with an error, and so do the engines. Whoever comes meanwhile is told that the server is ending.
 pub async fn serve(listener: TcpListener, app: Arc<App>, told: impl Future<Output = ()>) {
     let service = TowerToHyperService::new(app.router());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(app.options.head_timeout);
-    let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connect = |http: &http1::Builder, socket: TcpStream| {
+        // Tokens are small and wanted at once.
+        let _ = socket.set_nodelay(true);
+        let socket = TokioIo::new(Patient::new(socket, app.options.write_timeout));
+        http.serve_connection(socket, service.clone())
+    };
+
+    let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut told = pin!(told);
     loop {
-        let accept = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (listener.accept().await, place)
-        };
-        let (accepted, place) = tokio::select! {
+        let (socket, place) = tokio::select! {
             () = &mut told => break,
-            accepted = accept => accepted,
+            accepted = accept(&listener, &places) => accepted,
         };
-        let socket = match accepted {
-            Ok((socket, _)) => socket,
-            Err(error) => {
-                tracing::warn!(%error, "accepting a connection");
-                tokio::time::sleep(BREATH).await;
-                continue;
-            }
-        };
-        // Tokens are small and wanted at once.
-        let _ = socket.set_nodelay(true);
-        let connection = http
-            .serve_connection(TokioIo::new(Patient::new(socket, app.options.write_timeout)), service.clone());
-        let connection = graceful.watch(connection);
+        let connection = graceful.watch(connect(&http, socket));
         connections.spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection");
@@ -100,12 +91,45 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, told: impl Future<Outpu
         });
         while connections.try_join_next().is_some() {}
     }
+
+    app.end();
+    http.keep_alive(false);
+    let mut late = JoinSet::new();
+    let mut ended = pin!(timeout(app.options.drain + FAREWELL, graceful.shutdown()));
+    let in_time = loop {
+        let (socket, place) = tokio::select! {
+            in_time = &mut ended => break in_time.is_ok(),
+            accepted = accept(&listener, &places) => accepted,
+        };
+        let connection = connect(&http, socket);
+        late.spawn(async move {
+            let _ = connection.await;
+            drop(place);
+        });
+    };
     drop(listener);
-    if timeout(app.options.drain, graceful.shutdown()).await.is_err() {
-        tracing::warn!("answers were still under way; they are ended");
-        app.model.handle.shutdown();
-        let all = async { while connections.join_next().await.is_some() {} };
-        let _ = timeout(FAREWELL, all).await;
+    if !in_time {
+        tracing::warn!("some connections did not end; they are cut");
+    }
+    app.coordinator.shutdown();
+    let _ = timeout(FAREWELL, async { while late.join_next().await.is_some() {} }).await;
+}
+
+/// The next connection, once there is a place for it.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (TcpStream, Option<OwnedSemaphorePermit>) {
+    // The semaphore is never closed.
+    let place = Arc::clone(places).acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => return (socket, place),
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection");
+                tokio::time::sleep(BREATH).await;
+            }
+        }
     }
 }
 

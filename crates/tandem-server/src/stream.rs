@@ -82,16 +82,15 @@ impl Events {
                 }
                 Some(Err(error)) => {
                     self.ready.push_back(error.json().to_string());
-                    self.end(Outcome::Failed);
+                    self.answer.take()?.ongoing.end(Outcome::Failed);
                 }
                 None => {
-                    let usage = self.answer.as_ref()?.usage();
+                    let answer = self.answer.take()?;
                     if self.include_usage {
-                        self.chunk(&[], usage_json(&usage));
+                        self.chunk(&[], usage_json(&answer.usage()));
                     }
                     self.ready.push_back("[DONE]".to_owned());
-                    self.answer.as_ref()?.ongoing.metrics.tokens(&usage);
-                    self.end(Outcome::Completed);
+                    answer.complete();
                 }
             }
         }
@@ -106,11 +105,5 @@ impl Events {
     fn chunk(&mut self, choices: &[Value], usage: Value) {
         let usage = self.include_usage.then_some(usage);
         self.ready.push_back(self.head.chunk(choices, usage).to_string());
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        if let Some(answer) = self.answer.take() {
-            answer.ongoing.end(outcome);
-        }
     }
 }

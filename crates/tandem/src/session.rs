@@ -45,6 +45,8 @@ impl Session {
             max_tokens: args.answer.max_tokens.map(usize::from),
             stop_tokens,
             context: None,
+            adapter: None,
+            priority: 0,
         };
         tracing::debug!(?capabilities, sample = ?request.sample, stop_tokens = ?request.stop_tokens, "loaded");
         let name = match (&args.dummy.weights, &args.model) {

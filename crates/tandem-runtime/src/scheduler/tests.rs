@@ -135,6 +135,8 @@ fn request(tokens: impl Into<Vec<u32>>, max_tokens: usize) -> Request {
         max_tokens: Some(max_tokens),
         stop_tokens: Vec::new(),
         context: None,
+        adapter: None,
+        priority: 0,
     }
 }
 

@@ -56,19 +56,19 @@ proptest! {
             let root = param.split(['.', '[']).next().unwrap();
             prop_assert!(NAMES.contains(&root), "{param}");
         }
-        let _ = (tokenize(body.as_bytes()), detokenize(body.as_bytes()));
+        let _ = (question(body.as_bytes()), tokenize(body.as_bytes()), detokenize(body.as_bytes()));
     }
 
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        let _ = (chat(&bytes), completion(&bytes), tokenize(&bytes), detokenize(&bytes));
+        let _ = (chat(&bytes), completion(&bytes), question(&bytes), tokenize(&bytes), detokenize(&bytes));
     }
 }
 
 #[test]
 fn all_fields_arrive() {
     let body = json!({
-        "model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2, "max_completion_tokens": 9,
+        "model": "m", "engine": "e", "messages": [{"role": "user", "content": "hi"}], "n": 2, "max_completion_tokens": 9,
         "stop": "x", "ignore_eos": true, "logprobs": true, "top_logprobs": 4, "temperature": 0.5, "top_p": 0.25,
         "top_k": 3, "min_p": 0.125, "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 2,
         "logit_bias": {"7": -2}, "seed": -2, "stream": true, "stream_options": {"include_usage": true},
@@ -86,6 +86,7 @@ fn all_fields_arrive() {
     };
     let ask = Ask {
         model: Some("m".to_owned()),
+        engine: Some("e".to_owned()),
         n: 2,
         max_tokens: Some(9),
         stop: vec!["x".to_owned()],

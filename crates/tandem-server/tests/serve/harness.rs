@@ -16,7 +16,7 @@ use tandem_engine::{
     SeqBytes, SeqId, Ticket,
 };
 use tandem_model::{Checkpoint, Message, RenderOptions};
-use tandem_runtime::Actor;
+use tandem_runtime::Coordinator;
 use tandem_server::{App, Model, Options};
 use tokio::sync::oneshot;
 
@@ -35,6 +35,8 @@ pub struct Knobs {
     pub delay_ms: AtomicU64,
     /// In the next step.
     pub panic: AtomicBool,
+    /// From now on.
+    pub unbuildable: AtomicBool,
 }
 
 /// The fake engine with knobs.
@@ -87,11 +89,11 @@ impl Engine for Faulty {
 /// A running server. Dropping it stops it as Ctrl-C would.
 pub struct Server {
     pub address: SocketAddr,
+    /// Of the first engine.
     pub knobs: Arc<Knobs>,
     agent: ureq::Agent,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _actor: Actor,
 }
 
 /// The fake engine under the name `tiny`, with default options.
@@ -102,12 +104,47 @@ pub fn fake() -> Server {
 /// With room for so many tokens of KV.
 pub fn fake_with(kv_tokens: usize, runtime: &tandem_runtime::Options, options: Options) -> Server {
     let knobs = Arc::new(Knobs::default());
-    let shared = Arc::clone(&knobs);
-    let build = move || {
-        let inner = FakeEngine::new(VOCAB, CONTEXT, kv_tokens);
-        Ok(Box::new(Faulty { inner, knobs: Arc::clone(&shared) }) as Box<dyn Engine>)
-    };
-    serve(Actor::spawn(Box::new(build), runtime).unwrap(), options, knobs)
+    let mut coordinator = Coordinator::default();
+    let factory = faulty(&knobs, move || FakeEngine::new(VOCAB, CONTEXT, kv_tokens));
+    coordinator.add("tiny", "fake", factory, runtime).unwrap();
+    serve(&["tiny"], coordinator, options, knobs)
+}
+
+/// A static engine `ane` of half the context beside the dynamic `fake`; the knobs are the static one's.
+pub fn pair(runtime: &tandem_runtime::Options) -> Server {
+    let knobs = Arc::new(Knobs::default());
+    let mut coordinator = Coordinator::default();
+    let fixed = faulty(&knobs, || FakeEngine::new(VOCAB, CONTEXT / 2, 10_000).with_chunks(&[1, 16, 64]));
+    coordinator.add("tiny", "ane", fixed, runtime).unwrap();
+    let dynamic = faulty(&Arc::default(), || FakeEngine::new(VOCAB, CONTEXT, 100_000));
+    coordinator.add("tiny", "fake", dynamic, runtime).unwrap();
+    serve(&["tiny"], coordinator, Options::default(), knobs)
+}
+
+/// Two models, `tiny` (also called `small`) and `other`, each with an engine of its own; the knobs are those of the
+/// first.
+pub fn two_models() -> Server {
+    let knobs = Arc::new(Knobs::default());
+    let mut coordinator = Coordinator::default();
+    for (model, knobs, context) in [("tiny", &knobs, CONTEXT), ("other", &Arc::default(), 64)] {
+        let factory = faulty(knobs, move || FakeEngine::new(VOCAB, context, 10_000));
+        let soon = tandem_runtime::Options { pause: Duration::from_millis(100), ..Default::default() };
+        coordinator.add(model, "fake", factory, &soon).unwrap();
+    }
+    serve(&["tiny", "other"], coordinator, Options::default(), knobs)
+}
+
+fn faulty(
+    knobs: &Arc<Knobs>,
+    inner: impl Fn() -> FakeEngine + Send + 'static,
+) -> Box<dyn tandem_engine::EngineFactory> {
+    let knobs = Arc::clone(knobs);
+    Box::new(move || {
+        if knobs.unbuildable.load(Ordering::Relaxed) {
+            return Err(EngineError::Device("told not to be built".to_owned()));
+        }
+        Ok(Box::new(Faulty { inner: inner(), knobs: Arc::clone(&knobs) }) as Box<dyn Engine>)
+    })
 }
 
 /// The fixture itself on the CPU engine.
@@ -115,13 +152,21 @@ pub fn tiny() -> Server {
     let Checkpoint { decoder, weights, .. } = checkpoint();
     let options = tandem_cpu::CpuOptions { threads: Some(1), ..Default::default() };
     let factory = tandem_cpu::CpuFactory::new(decoder, weights, options, Box::new(|_| ()));
-    let actor = Actor::spawn(Box::new(factory), &tandem_runtime::Options::default()).unwrap();
-    serve(actor, Options::default(), Arc::default())
+    let mut coordinator = Coordinator::default();
+    coordinator.add("tiny", "cpu", Box::new(factory), &tandem_runtime::Options::default()).unwrap();
+    serve(&["tiny"], coordinator, Options::default(), Arc::default())
 }
 
-fn serve(actor: Actor, options: Options, knobs: Arc<Knobs>) -> Server {
-    let model = Model::new("tiny", &checkpoint(), SampleSpec::greedy(), actor.handle()).unwrap();
-    let app = Arc::new(App::new(model, options));
+fn serve(models: &[&str], coordinator: Coordinator, options: Options, knobs: Arc<Knobs>) -> Server {
+    let model = |id: &&str| {
+        for (engine, _) in coordinator.loads(id).unwrap() {
+            coordinator.ready(id, Some(engine)).unwrap();
+        }
+        let aliases = if *id == "tiny" { vec!["small".to_owned()] } else { Vec::new() };
+        Model::new(id, aliases, &checkpoint(), SampleSpec::greedy())
+    };
+    let models = models.iter().map(model).collect();
+    let app = Arc::new(App::new(models, coordinator, options));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -134,7 +179,7 @@ fn serve(actor: Actor, options: Options, knobs: Arc<Knobs>) -> Server {
         });
     });
     let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
-    Server { address, knobs, agent, stop: Some(stop), thread: Some(thread), _actor: actor }
+    Server { address, knobs, agent, stop: Some(stop), thread: Some(thread) }
 }
 
 impl Drop for Server {
@@ -219,7 +264,7 @@ impl Server {
 
     /// KV bytes that sequences hold, as `/health` says.
     pub fn kv(&self) -> u64 {
-        self.get("/health").json()["models"][0]["kv_used_bytes"].as_u64().unwrap()
+        self.get("/health").json()["models"][0]["engines"][0]["kv_used_bytes"].as_u64().unwrap()
     }
 
     /// Waits until something holds.

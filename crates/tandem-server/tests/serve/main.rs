@@ -8,3 +8,4 @@ mod errors;
 mod faults;
 mod harness;
 mod operation;
+mod routes;
