@@ -321,7 +321,7 @@ impl Worker {
                 let _ = reply.send(Status { engine, running, waiting, restarts: self.restarts });
             }
             (Command::Drain(timeout), _) => {
-                self.drained_by = Some(envelope.sent + timeout.min(LONGEST_DRAIN))
+                self.drained_by = Some(envelope.sent + timeout.min(LONGEST_DRAIN));
             }
             (Command::Shutdown, _) => return Next::Stop,
             // Resume has done its work by waking the thread. The others cannot come without their reply.

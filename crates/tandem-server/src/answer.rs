@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tandem_model::{Detokenizer, Tokenizer};
+use tandem_model::Detokenizer;
 use tandem_runtime::{Done, Reason, RuntimeError, TextEvent, TextStream, Token, TokenStream, Usage};
 
-use crate::ApiError;
+use crate::calls::{Call, Calls, CallsEnd};
 use crate::metrics::{Ongoing, Outcome, Series};
 use crate::request::Ask;
+use crate::{ApiError, Model};
 
 /// What comes next of an answer.
 #[derive(Debug)]
@@ -20,8 +21,10 @@ pub(crate) enum Step {
     Piece {
         /// Which.
         index: usize,
-        /// By this; empty only beside tokens.
+        /// By this text.
         text: String,
+        /// And by these calls of tools, each whole.
+        calls: Vec<Call>,
         /// The tokens of it, where log-probabilities were asked for.
         tokens: Vec<Token>,
     },
@@ -31,6 +34,8 @@ pub(crate) enum Step {
         index: usize,
         /// How.
         done: Done,
+        /// What was called, where the request has tools.
+        calls: Option<CallsEnd>,
     },
 }
 
@@ -56,6 +61,10 @@ struct Choice {
     stream: Option<TextStream>,
     /// Tokens none of whose text has come out yet, and where it begins: they may turn out to belong to a stop string.
     held: Vec<(usize, Token)>,
+    /// Tokens whose text has come out of the stream, but not yet as text or as a call.
+    undecided: Vec<Token>,
+    /// Where the request has tools.
+    calls: Option<Calls>,
     /// Bytes of text that came out.
     shown: usize,
     /// Bytes of text in all.
@@ -71,18 +80,22 @@ impl Answer {
     /// A stop string that would stop everything.
     pub fn new(
         streams: Vec<TokenStream>,
-        tokenizer: &Tokenizer,
+        model: &Model,
         ask: &Ask,
         arrived: Instant,
         ongoing: Ongoing,
         series: Arc<Series>,
     ) -> Result<Self, (ApiError, Ongoing)> {
         let choice = |tokens| {
-            let detokenizer = Detokenizer::new(tokenizer, true);
+            let calls = model.calls(ask);
+            let marks = calls.iter().flat_map(Calls::marks);
+            let detokenizer = Detokenizer::new(&model.tokenizer, true).showing(marks);
             let stream = Some(TextStream::new(tokens, detokenizer, ask.stop.iter().cloned())?);
             Ok(Choice {
                 stream,
                 held: Vec::new(),
+                undecided: Vec::new(),
+                calls,
                 shown: 0,
                 length: 0,
                 last_token: None,
@@ -174,28 +187,40 @@ impl Answer {
                             continue;
                         }
                         let out = choice.held.partition_point(|(begins, _)| *begins < choice.shown);
-                        Step::Piece {
-                            index,
-                            text,
-                            tokens: choice.held.drain(..out).map(|(_, t)| t).collect(),
+                        choice.undecided.extend(choice.held.drain(..out).map(|(_, token)| token));
+                        let (text, calls) = match &mut choice.calls {
+                            None => (text, Vec::new()),
+                            Some(calls) => calls.push(&text),
+                        };
+                        if choice.calls.as_ref().is_some_and(Calls::complete)
+                            && let Some(stream) = &choice.stream
+                        {
+                            stream.control().finish(Reason::Interrupted);
                         }
+                        if text.is_empty() && calls.is_empty() {
+                            continue;
+                        }
+                        Step::Piece { index, text, calls, tokens: std::mem::take(&mut choice.undecided) }
                     }
                     TextEvent::Done(done) => {
                         (choice.stream, choice.usage) = (None, done.usage);
-                        let mut held = std::mem::take(&mut choice.held);
-                        if matches!(done.reason, Reason::StopString { .. }) {
-                            held.clear();
+                        let mut tokens = std::mem::take(&mut choice.undecided);
+                        if !matches!(done.reason, Reason::StopString { .. }) {
+                            tokens.extend(choice.held.drain(..).map(|(_, token)| token));
                         }
-                        let done = Step::Done { index, done };
-                        if held.is_empty() {
+                        let (text, calls, end) = match choice.calls.take() {
+                            None => (String::new(), Vec::new(), None),
+                            Some(reading) => {
+                                let (text, calls, end) = reading.finish();
+                                (text, calls, Some(end))
+                            }
+                        };
+                        let done = Step::Done { index, done, calls: end };
+                        if text.is_empty() && calls.is_empty() && tokens.is_empty() {
                             done
                         } else {
                             self.ready.push_back(Ok(done));
-                            Step::Piece {
-                                index,
-                                text: String::new(),
-                                tokens: held.into_iter().map(|(_, t)| t).collect(),
-                            }
+                            Step::Piece { index, text, calls, tokens }
                         }
                     }
                 };

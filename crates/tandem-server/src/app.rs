@@ -17,6 +17,7 @@ use tandem_model::Tokenizer;
 use tandem_runtime::{Coordinator, Load, Route, RouteError, Routed, Token};
 
 use crate::answer::{Answer, Step};
+use crate::calls::Call;
 use crate::error::json_response;
 use crate::guard::guard;
 use crate::metrics::{Metrics, Ongoing, Outcome};
@@ -190,7 +191,7 @@ impl App {
         let Routed { streams, decision } = routed;
         let series = self.metrics.engine(&model.id, &decision.route.engine);
         series.routed(decision.kind);
-        let mut answer = Answer::new(streams, &model.tokenizer, ask, arrived, ongoing, series)?;
+        let mut answer = Answer::new(streams, model, ask, arrived, ongoing, series)?;
         if ask.stream
             && let Err(error) = answer.begin(HEAD_PATIENCE).await
         {
@@ -255,6 +256,7 @@ async fn collect(
     #[derive(Default, Clone)]
     struct Choice {
         text: String,
+        calls: Vec<Call>,
         tokens: Vec<Token>,
         shown: Option<Value>,
     }
@@ -262,17 +264,18 @@ async fn collect(
     while let Some(step) = answer.next().await {
         match step {
             Err(error) => return Err((error, answer.ongoing)),
-            Ok(Step::Piece { index, text, tokens }) => {
+            Ok(Step::Piece { index, text, calls, tokens }) => {
                 choices[index].text += &text;
+                choices[index].calls.extend(calls);
                 choices[index].tokens.extend(tokens);
             }
-            Ok(Step::Done { index, done }) => {
-                let Choice { text, tokens, shown } = &mut choices[index];
+            Ok(Step::Done { index, done, calls: end }) => {
+                let Choice { text, calls, tokens, shown } = &mut choices[index];
                 let logprobs = match ask.logprobs {
                     None => Value::Null,
                     Some(_) => head.logprobs(tokens, tokenizer, &mut 0),
                 };
-                *shown = Some(head.choice(index, text, &logprobs, &done));
+                *shown = Some(head.choice(index, (text, calls), &logprobs, (&done, end)));
             }
         }
     }
@@ -344,7 +347,8 @@ async fn chat(State(app): Shared, request: Request) -> Response {
     counted(match parsed {
         Err(error) => Err((error, ongoing)),
         Ok(request::Chat { messages, ask }) => {
-            let encode = move |model: &Model| Ok(vec![model.render(&messages)?]);
+            let tools = ask.tools.clone();
+            let encode = move |model: &Model| Ok(vec![model.render(messages, tools.as_ref())?]);
             app.generate(Endpoint::Chat, &ask, arrived, ongoing, encode).await
         }
     })

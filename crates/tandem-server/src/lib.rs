@@ -11,6 +11,7 @@
 
 mod answer;
 mod app;
+mod calls;
 mod error;
 mod fields;
 mod guard;

@@ -1,11 +1,12 @@
 //! The text side of a model that is being served.
 
 use tandem_engine::SampleSpec;
-use tandem_model::{ChatTemplate, Checkpoint, Message, RenderOptions, Tokenizer};
+use tandem_model::{CallFormat, ChatTemplate, Checkpoint, Message, RenderOptions, Tokenizer};
 use tandem_runtime::Request;
 
 use crate::ApiError;
-use crate::request::{Ask, Prompt};
+use crate::calls::{self, Calls};
+use crate::request::{Ask, Prompt, Tools};
 
 /// What a model's requests are made of. Its engines stand under the same name in the coordinator.
 #[derive(Debug, Clone)]
@@ -40,13 +41,45 @@ impl Model {
     }
 
     /// The tokens of a conversation that the model is to continue.
-    pub(crate) fn render(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
+    pub(crate) fn render(
+        &self,
+        mut messages: Vec<Message>,
+        tools: Option<&Tools>,
+    ) -> Result<Vec<u32>, ApiError> {
         let Some(chat) = &self.chat else {
             let message = format!("{} has no chat template. hint: use /v1/completions", self.id);
             return Err(ApiError::field("messages", message));
         };
-        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-        Ok(self.tokenizer.encode(&chat.render(messages, &options)?, false)?)
+        let source = chat.source(tools.is_some())?;
+        calls::place(&mut messages, source, self.call_format(tools.is_some()))?;
+        let mut options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        if let Some(tools) = tools {
+            if !source.contains("tools") || self.call_format(true).is_none() {
+                let message = format!(
+                    "`tools`: the chat template of {} shows no way to call tools that Tandem knows. hint: leave them out, \
+                     or describe them in a message",
+                    self.id
+                );
+                let error = ApiError::field("tools", message);
+                return Err(ApiError { code: Some("unsupported_parameter"), ..error });
+            }
+            options.tools = Some(tools.tools.clone());
+            // Granite 3.3 has a name of its own for them.
+            options.extra.insert("available_tools".to_owned(), tools.tools.clone().into());
+        }
+        Ok(self.tokenizer.encode(&chat.render(&messages, &options)?, false)?)
+    }
+
+    /// What reads the calls in an answer; `None` if it may hold none.
+    pub(crate) fn calls(&self, ask: &Ask) -> Option<Calls> {
+        let tools = ask.tools.as_ref()?;
+        Some(Calls::new(self.call_format(true)?, tools))
+    }
+
+    /// How this model writes calls, by its template for requests with or without tools.
+    fn call_format(&self, tools: bool) -> Option<CallFormat> {
+        let source = self.chat.as_ref()?.source(tools).ok()?;
+        CallFormat::find(source, |token| self.tokenizer.id_of(token).is_some())
     }
 
     /// The tokens of a text to continue.

@@ -66,7 +66,7 @@ pub(crate) async fn route(State(app): Shared, request: Request) -> Result<Respon
     let model = app.model(ask.model.as_deref())?;
     let ask = ask.clone();
     let encode = move |model: &Model| match question {
-        Question::Chat(chat) => Ok(vec![model.render(&chat.messages)?]),
+        Question::Chat(chat) => Ok(vec![model.render(chat.messages, chat.ask.tools.as_ref())?]),
         Question::Completion(completion) => completion.prompts.iter().map(|p| model.encode(p)).collect(),
     };
     let prompts: Vec<Vec<u32>> = app.off_thread(model, encode).await?;
@@ -87,7 +87,6 @@ pub(crate) async fn route(State(app): Shared, request: Request) -> Result<Respon
         "model": model.id,
         "route": null,
         "kind": null,
-        "error": null,
         "prompt_tokens": prompts.iter().map(Vec::len).sum::<usize>(),
         "max_tokens": ask.max_tokens,
         "choices": requests.len(),

@@ -10,6 +10,11 @@ use tandem_model::Message;
 use crate::ApiError;
 use crate::fields::{Fields, wrong};
 
+mod messages;
+mod tools;
+
+pub use tools::Tools;
+
 /// Most answers that one request may ask for.
 const MAX_CHOICES: u64 = 128;
 
@@ -28,7 +33,7 @@ const COMPLETION_TOKENS: usize = 16;
 /// What `/v1/chat/completions` is asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chat {
-    /// The conversation; at least one message, each with a text.
+    /// The conversation; at least one message.
     pub messages: Vec<Message>,
     /// How to answer it.
     pub ask: Ask,
@@ -75,6 +80,8 @@ pub struct Ask {
     pub stream: bool,
     /// A last event with the usage.
     pub include_usage: bool,
+    /// What the model may call.
+    pub tools: Option<Tools>,
 }
 
 /// Parameters of a [`SampleSpec`]. `None` is the model's default.
@@ -145,6 +152,7 @@ impl Ask {
             sampling: Sampling::take(fields)?,
             stream,
             include_usage,
+            tools: None,
         })
     }
 }
@@ -199,14 +207,13 @@ pub fn chat(body: &[u8]) -> Result<Chat, ApiError> {
         format.finish()?;
     }
 
+    ask.tools = Tools::take(&mut fields)?;
     let messages = fields.array("messages")?.unwrap_or_default();
     fields.finish()?;
     if messages.is_empty() {
         return Err(ApiError::field("messages", "`messages` must hold at least one message"));
     }
-    let messages = messages.into_iter().enumerate();
-    let messages = messages.map(|(i, m)| message(m, format!("messages[{i}]"))).collect::<Result<_, _>>()?;
-    Ok(Chat { messages, ask })
+    Ok(Chat { messages: messages::read(messages)?, ask })
 }
 
 /// Reads the body of `/v1/completions`.
@@ -312,57 +319,6 @@ pub fn detokenize(body: &[u8]) -> Result<Detokenize, ApiError> {
     fields.finish()?;
     let tokens = tokens.ok_or_else(|| ApiError::field("tokens", "`tokens` is missing"))?;
     Ok(Detokenize { model, tokens: token_ids(tokens, "tokens")? })
-}
-
-fn message(value: Value, path: String) -> Result<Message, ApiError> {
-    let mut fields = Fields::of(value, path)?;
-    let role = match fields.string("role")?.as_deref() {
-        None => return Err(ApiError::field(fields.path("role"), "a message has no `role`")),
-        // OpenAI's newer name for the same thing; templates know the older one.
-        Some("developer") => "system",
-        Some("system") => "system",
-        Some("user") => "user",
-        Some("assistant") => "assistant",
-        Some(_) => {
-            let path = fields.path("role");
-            let message = format!("`{path}` must be system, developer, user or assistant");
-            return Err(ApiError::field(path, message));
-        }
-    };
-    let path = fields.path("content");
-    let content = match fields.take("content") {
-        None => return Err(ApiError::field(path.clone(), format!("`{path}` is missing"))),
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            let parts = parts.into_iter().enumerate();
-            parts.map(|(i, part)| text_part(part, format!("{path}[{i}]"))).collect::<Result<String, _>>()?
-        }
-        Some(other) => return Err(wrong(path, "a string or an array of parts", &other)),
-    };
-    let mut message = Message::new(role, content);
-    // A template may look at these; what becomes of them is its business.
-    for name in ["name", "reasoning_content"] {
-        if let Some(text) = fields.string(name)? {
-            message.extra.insert(name.to_owned(), Value::String(text));
-        }
-    }
-    fields.finish()?;
-    Ok(message)
-}
-
-fn text_part(value: Value, path: String) -> Result<String, ApiError> {
-    let mut fields = Fields::of(value, path)?;
-    let kind = fields.string("type")?;
-    if kind.as_deref() != Some("text") {
-        let path = fields.path("type");
-        let message =
-            format!("`{path}`: only parts of type `text` are supported, no images, sounds or files");
-        return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::field(path, message) });
-    }
-    let text = fields.string("text")?;
-    let path = fields.path("text");
-    fields.finish()?;
-    text.ok_or_else(|| ApiError::field(path.clone(), format!("`{path}` is missing")))
 }
 
 fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {

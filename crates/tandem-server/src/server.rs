@@ -34,11 +34,15 @@ const THREADS: usize = 2;
 const BLOCKING_THREADS: usize = 16;
 
 /// Serves `app` until the process is told to end (Ctrl-C, SIGTERM); then lets answers under way end, or a second signal
-/// end the process at once.
+/// end the process at once. `ready` is called once clients and signals are heard.
 ///
 /// # Errors
-/// If the system gives no threads, or the socket cannot be used.
-pub fn run(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
+/// If the system gives no threads or signals, the socket cannot be used, or `ready` fails.
+pub fn run(
+    listener: std::net::TcpListener,
+    app: Arc<App>,
+    ready: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .max_blocking_threads(BLOCKING_THREADS)
@@ -47,11 +51,13 @@ pub fn run(listener: std::net::TcpListener, app: Arc<App>) -> io::Result<()> {
     runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
-        let told = async {
-            told_to_end().await;
+        let mut signals = Signals::new()?;
+        ready()?;
+        let told = async move {
+            signals.next().await;
             eprintln!("ending: answers under way are finished; once more ends at once");
-            tokio::spawn(async {
-                told_to_end().await;
+            tokio::spawn(async move {
+                signals.next().await;
                 std::process::exit(130);
             });
         };
@@ -133,20 +139,39 @@ async fn accept(
     }
 }
 
+/// What tells the process to end.
 #[cfg(unix)]
-async fn told_to_end() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        let _ = tokio::signal::ctrl_c().await;
-        return;
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    /// From now on they do not end the process by themselves.
+    fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
     }
 }
 
 #[cfg(not(unix))]
-async fn told_to_end() {
-    let _ = tokio::signal::ctrl_c().await;
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }
