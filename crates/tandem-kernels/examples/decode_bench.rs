@@ -13,7 +13,7 @@ use tandem_kernels::buffer::HugeBuffer;
 use tandem_kernels::kv::{KV_BLOCK, KvLayout, KvType, KvWrite, write_kv};
 use tandem_kernels::logits::argmax;
 use tandem_kernels::math::Activation;
-use tandem_kernels::matrix::{Mode, PackedMatrix, gate_up, matmul};
+use tandem_kernels::matrix::{Mode, PackedMatrix, gate_up, matmul, matmul_each};
 use tandem_kernels::norm::rms_norm;
 use tandem_kernels::rope::{RopeTable, rope};
 use tandem_kernels::rows::Rows;
@@ -67,11 +67,9 @@ impl Token<'_> {
                 rms_norm(team, &self.x, &weight, 1e-5, &mut self.normed, true);
             }
             if does("qkv") {
-                let mut offset = 0;
-                for matrix in &layer.qkv {
-                    matmul(team, matrix, &self.normed, &mut self.qkv, STRIDE, offset, Mode::Store);
-                    offset += matrix.rows();
-                }
+                let [q, k, v] = &layer.qkv;
+                let parts = [(q, 0), (k, WIDTH), (v, WIDTH + KV.width())];
+                matmul_each(team, &parts, &self.normed, &mut self.qkv, STRIDE, Mode::Store);
             }
             if does("rope") {
                 rope(team, &mut self.qkv, STRIDE, HEADS + KV.kv_heads, KV.head_dim, &rotations);
