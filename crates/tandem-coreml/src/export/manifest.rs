@@ -131,7 +131,10 @@ pub struct LogitsPart {
 impl RopeFacts {
     pub(super) fn new(index: usize, rope: &Rope, width: usize, context: usize) -> Self {
         let mut lengths = vec![context];
-        if let RopeScaling::LongRope { original_context, .. } = &rope.scaling
+        // Within the original context neither is stretched. A sequence that leaves it gets the angles of the longest one
+        // that fits, as if it were known to fill the cache.
+        if let RopeScaling::LongRope { original_context, .. } | RopeScaling::Dynamic { original_context, .. } =
+            &rope.scaling
             && *original_context < context
         {
             lengths.insert(0, *original_context);

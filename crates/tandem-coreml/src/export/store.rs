@@ -104,18 +104,6 @@ impl<'a> Store<'a> {
         self.vector(weight, shape, *offset, factor)
     }
 
-    /// A vector of zeros.
-    pub(super) fn zeros(&mut self, len: usize) -> Result<Stored, CoremlError> {
-        let key = format!("zeros {len}");
-        if let Some(stored) = self.known.get(&key) {
-            return Ok(stored.clone());
-        }
-        let form = StoredForm::Dense { offset: self.writer.add(DType::F16, len, &vec![0; 2 * len])? };
-        let stored = Stored { shape: vec![len], form };
-        self.known.insert(key, stored.clone());
-        Ok(stored)
-    }
-
     fn dense(
         &mut self,
         weight: &WeightRef,
