@@ -5,11 +5,14 @@
 //!   same bytes.
 
 pub mod blob;
+pub mod build;
 pub mod dtype;
 pub mod error;
+pub mod export;
 pub mod mil;
 mod package;
 mod proto;
+pub mod quantize;
 
 pub use dtype::DType;
 pub use error::CoremlError;

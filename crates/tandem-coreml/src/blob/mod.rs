@@ -13,7 +13,7 @@ use memmap2::Mmap;
 use crate::dtype::DType;
 use crate::error::CoremlError;
 
-pub use write::{BlobWriter, pack};
+pub use write::{BlobWriter, Packer};
 
 /// Records and their data start at multiples of this.
 pub(crate) const ALIGNMENT: u64 = 64;

@@ -108,26 +108,51 @@ fn header(count: u32) -> [u8; ALIGNMENT as usize] {
     header
 }
 
-/// Packs elements of `bits` bits into one stream, lowest bit first.
-///
-/// # Panics
-/// If `bits` is 0 or above 8.
-pub fn pack(values: impl IntoIterator<Item = u8>, bits: usize) -> Vec<u8> {
-    assert!((1..=8).contains(&bits), "{bits} bits");
-    let (mut out, mut word, mut held) = (Vec::new(), 0u16, 0);
-    for value in values {
-        word |= (u16::from(value) & ((1 << bits) - 1)) << held;
-        held += bits;
-        if held >= 8 {
-            out.push(word as u8);
-            word >>= 8;
-            held -= 8;
+/// Packs elements smaller than a byte into one stream, lowest bit first.
+#[derive(Debug)]
+pub struct Packer {
+    bits: usize,
+    word: u16,
+    held: usize,
+    out: Vec<u8>,
+}
+
+impl Packer {
+    /// For elements of `bits` bits.
+    ///
+    /// # Panics
+    /// If that is 0 or more than 8.
+    pub fn new(bits: usize) -> Self {
+        assert!((1..=8).contains(&bits), "{bits} bits");
+        Self { bits, word: 0, held: 0, out: vec![] }
+    }
+
+    /// Appends elements: the low bits of each.
+    pub fn extend(&mut self, values: &[u8]) {
+        let mask = (1u16 << self.bits) - 1;
+        for &value in values {
+            self.word |= (u16::from(value) & mask) << self.held;
+            self.held += self.bits;
+            if self.held >= 8 {
+                self.out.push(self.word as u8);
+                self.word >>= 8;
+                self.held -= 8;
+            }
         }
     }
-    if held > 0 {
-        out.push(word as u8);
+
+    /// The bytes that are complete.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out)
     }
-    out
+
+    /// The rest, the last byte filled with zeros.
+    pub fn finish(mut self) -> Vec<u8> {
+        if self.held > 0 {
+            self.out.push(self.word as u8);
+        }
+        self.out
+    }
 }
 
 #[cfg(test)]
@@ -135,11 +160,17 @@ mod tests {
     use super::*;
     use crate::blob::BlobFile;
 
+    fn pack(values: &[u8], bits: usize) -> Vec<u8> {
+        let mut packer = Packer::new(bits);
+        packer.extend(values);
+        packer.finish()
+    }
+
     #[test]
     fn streams_of_bits_are_those_of_apples_own_writer() {
         // Written with coremltools' libmilstoragepython and read with hexdump.
-        assert_eq!(pack([1, 2, 3, 4, 5, 6, 7, 0, 1], 3), [0xd1, 0x58, 0x1f, 0x01]);
-        assert_eq!(pack([-8i8, 7, -1, 3, 1].map(i8::cast_unsigned), 4), [0x78, 0x3f, 0x01]);
+        assert_eq!(pack(&[1, 2, 3, 4, 5, 6, 7, 0, 1], 3), [0xd1, 0x58, 0x1f, 0x01]);
+        assert_eq!(pack(&[-8i8, 7, -1, 3, 1].map(i8::cast_unsigned), 4), [0x78, 0x3f, 0x01]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod kind;
 mod manifest;
+mod staging;
 mod write;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use crate::error::CoremlError;
 use crate::mil::{BlobRef, Data, Function, Model, Value};
 use crate::proto::model;
 
+pub(crate) use staging::Staging;
 pub use write::PackageWriter;
 
 /// How programs spell the folder of the program itself.
