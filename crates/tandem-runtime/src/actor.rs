@@ -33,13 +33,21 @@ pub struct Options {
     pub max_requests: usize,
     /// Events a stream holds before its sequence pauses.
     pub stream_capacity: usize,
+    /// Tokens of ended requests whose KV is kept for prompts that begin alike. It yields to requests that need its memory;
+    /// 0 keeps nothing.
+    pub prefix_tokens: usize,
     /// Pause after a failure that is not mended at once; it doubles with each in a row, seven times at most.
     pub pause: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { max_requests: 256, stream_capacity: 64, pause: Duration::from_millis(500) }
+        Self {
+            max_requests: 256,
+            stream_capacity: 64,
+            prefix_tokens: 65_536,
+            pause: Duration::from_millis(500),
+        }
     }
 }
 
@@ -100,8 +108,15 @@ impl Actor {
             next_id: Arc::default(),
             stream_capacity: options.stream_capacity,
         };
-        let worker =
-            Worker { messages, board, pause: options.pause, failures: 0, restarts: 0, drained_by: None };
+        let worker = Worker {
+            messages,
+            board,
+            prefix_tokens: options.prefix_tokens,
+            pause: options.pause,
+            failures: 0,
+            restarts: 0,
+            drained_by: None,
+        };
         let thread = std::thread::Builder::new()
             .name("tandem-engine".to_owned())
             .spawn(move || worker.run(factory))?;
@@ -145,8 +160,8 @@ impl ActorHandle {
         if let Some(refusal) = self.board.refusal() {
             return Err(refusal);
         }
-        let (limit, retry_after) = (self.places.limit(), Duration::from_secs(1));
-        let place = self.places.take().ok_or(RuntimeError::Busy { limit, retry_after })?;
+        let busy = || RuntimeError::Busy { limit: self.places.limit(), retry_after: self.board.next_end() };
+        let place = self.places.take().ok_or_else(busy)?;
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = channel(self.stream_capacity, place);
         let envelope = Envelope::new(Command::Generate(id, request), Reply::Events(sender));
@@ -181,6 +196,11 @@ impl ActorHandle {
         self.board.load(self.places.taken())
     }
 
+    /// Frees the KV that is kept of ended requests. Does not wait.
+    pub fn clear_prefixes(&self) {
+        let _ = self.mailbox.send(Envelope::control(Command::ClearPrefixes));
+    }
+
     /// Takes no more requests, answers those it has and then ends the thread. What is not answered after `timeout` ends
     /// with [`RuntimeError::ShutDown`]. Does not wait.
     pub fn drain(&self, timeout: Duration) {
@@ -198,6 +218,7 @@ impl ActorHandle {
 struct Worker {
     messages: Receiver<Envelope>,
     board: Board,
+    prefix_tokens: usize,
     pause: Duration,
     /// In a row, without an answered request between them.
     failures: u32,
@@ -251,7 +272,7 @@ impl Worker {
     /// Answers requests until shut down (`Ok`) or until the engine breaks.
     fn serve(&mut self, engine: Box<dyn Engine>) -> Result<(), RuntimeError> {
         self.board.post_engine(Posting::Ready(engine.capabilities().clone()), self.restarts);
-        let mut scheduler = Scheduler::new(engine);
+        let mut scheduler = Scheduler::new(engine, self.prefix_tokens);
         let outcome = catch_unwind(AssertUnwindSafe(|| self.drive(&mut scheduler)));
         let outcome = outcome.unwrap_or_else(|panic| Err(crashed(panic.as_ref())));
         scheduler.fail_all(outcome.as_ref().err().unwrap_or(&RuntimeError::ShutDown));
@@ -283,7 +304,7 @@ impl Worker {
                 }
                 Err(TryRecvError::Empty) => {
                     busy = scheduler.step()?;
-                    self.board.post_work(scheduler.running(), scheduler.engine().memory());
+                    self.board.post_work(scheduler.work());
                 }
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
@@ -320,6 +341,7 @@ impl Worker {
                 let (running, waiting) = (scheduler.running(), scheduler.waiting());
                 let _ = reply.send(Status { engine, running, waiting, restarts: self.restarts });
             }
+            (Command::ClearPrefixes, _) => scheduler.clear_prefixes(),
             (Command::Drain(timeout), _) => {
                 self.drained_by = Some(envelope.sent + timeout.min(LONGEST_DRAIN));
             }

@@ -90,10 +90,10 @@ pub(crate) fn channel(capacity: usize, place: Place) -> (Sender, Receiver) {
 }
 
 impl Sender {
-    /// Whether another event fits. If not, the reader will say when.
-    pub fn has_room(&self) -> bool {
+    /// Whether so many more events fit. If not, the reader will say when.
+    pub fn has_room(&self, events: usize) -> bool {
         let mut state = self.shared.lock();
-        state.paused = state.events.len() >= self.shared.capacity;
+        state.paused = state.events.len() + events > self.shared.capacity;
         !state.paused
     }
 
@@ -123,6 +123,15 @@ impl Receiver {
                 return taken;
             }
             state = self.0.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// As [`Receiver::take`], but does not wait.
+    #[cfg(test)]
+    pub fn try_take(&self) -> Option<Option<Taken>> {
+        match self.0.lock().take(self.0.capacity) {
+            Poll::Ready(taken) => Some(taken),
+            Poll::Pending => None,
         }
     }
 

@@ -24,6 +24,10 @@ pub struct Load {
     pub restarts: u64,
     /// What it last broke of, also after it was mended.
     pub last_error: Option<RuntimeError>,
+    /// Times a request had to give up its memory and wait again, since the engine was built.
+    pub preempted: u64,
+    /// Tokens of ended requests whose KV is kept for prompts that begin alike.
+    pub prefix_tokens: usize,
     /// Bytes that the engine holds; all 0 while there is none.
     pub memory: Memory,
 }
@@ -56,10 +60,52 @@ pub(crate) struct Board(Arc<Mutex<Posted>>);
 struct Posted {
     engine: Posting,
     draining: bool,
-    running: usize,
     restarts: u64,
     last_error: Option<RuntimeError>,
-    memory: Memory,
+    work: Work,
+    turnover: Turnover,
+}
+
+/// What the engine does.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Work {
+    pub running: usize,
+    /// Requests that have ended.
+    pub completed: u64,
+    pub preempted: u64,
+    pub prefix_tokens: usize,
+    pub memory: Memory,
+}
+
+/// How often requests end while there are some.
+#[derive(Debug, Default)]
+struct Turnover {
+    /// Seconds between two ends, smoothed.
+    interval: f64,
+    /// The last end, or the beginning of the work.
+    since: Option<Instant>,
+}
+
+impl Turnover {
+    fn observe(&mut self, before: &Work, now: &Work) {
+        let ended = now.completed.saturating_sub(before.completed);
+        let time = Instant::now();
+        if ended > 0 {
+            let seconds = self.since.map_or(0.0, |since| (time - since).as_secs_f64());
+            self.interval += (seconds / ended as f64 - self.interval) / 4.0;
+        }
+        if ended > 0 || self.since.is_none() {
+            self.since = Some(time);
+        }
+        if now.running == 0 {
+            self.since = None;
+        }
+    }
+
+    /// In whole seconds, as HTTP counts them.
+    fn next_end(&self) -> Duration {
+        Duration::from_secs((self.interval.ceil() as u64).clamp(1, 60))
+    }
 }
 
 /// The engine's part.
@@ -76,10 +122,10 @@ impl Board {
         let posted = Posted {
             engine: Posting::Loading,
             draining: false,
-            running: 0,
             restarts: 0,
             last_error: None,
-            memory: Memory::default(),
+            work: Work::default(),
+            turnover: Turnover::default(),
         };
         Self(Arc::new(Mutex::new(posted)))
     }
@@ -91,14 +137,19 @@ impl Board {
     /// The engine is another, or none.
     pub fn post_engine(&self, engine: Posting, restarts: u64) {
         let mut posted = self.lock();
-        (posted.engine, posted.restarts) = (engine, restarts);
-        (posted.running, posted.memory) = (0, Memory::default());
+        (posted.engine, posted.restarts, posted.work) = (engine, restarts, Work::default());
     }
 
     /// What the engine does.
-    pub fn post_work(&self, running: usize, memory: Memory) {
+    pub fn post_work(&self, work: Work) {
         let mut posted = self.lock();
-        (posted.running, posted.memory) = (running, memory);
+        let before = std::mem::replace(&mut posted.work, work);
+        posted.turnover.observe(&before, &work);
+    }
+
+    /// When the next request is likely to end.
+    pub fn next_end(&self) -> Duration {
+        self.lock().turnover.next_end()
     }
 
     /// The engine broke.
@@ -133,8 +184,37 @@ impl Board {
                 retry_in: until.saturating_duration_since(Instant::now()),
             },
         };
-        let Posted { running, restarts, memory, .. } = *posted;
+        let Posted { restarts, work: Work { running, preempted, prefix_tokens, memory, .. }, .. } = *posted;
         let waiting = taken.saturating_sub(running);
-        Load { state, running, waiting, restarts, last_error: posted.last_error.clone(), memory }
+        Load {
+            state,
+            running,
+            waiting,
+            restarts,
+            last_error: posted.last_error.clone(),
+            preempted,
+            prefix_tokens,
+            memory,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_is_worth_trying_again_when_the_next_request_is_likely_to_end() {
+        let mut turnover = Turnover::default();
+        assert_eq!(turnover.next_end(), Duration::from_secs(1), "nothing is known yet");
+        let work = |running, completed| Work { running, completed, ..Work::default() };
+        // Two ends every 50 seconds; what lies idle between does not count.
+        for i in 0..40 {
+            turnover.since = Some(Instant::now() - Duration::from_secs(50));
+            turnover.observe(&work(4, 2 * i), &work(2, 2 * i + 2));
+        }
+        assert_eq!(turnover.next_end(), Duration::from_secs(25));
+        turnover.observe(&work(2, 80), &work(0, 80));
+        assert!(turnover.since.is_none());
     }
 }

@@ -24,6 +24,8 @@ pub enum Command {
     Resume(RequestId),
     /// Say how you are.
     Status,
+    /// Free the KV that is kept of ended requests.
+    ClearPrefixes,
     /// Take no more requests, answer those there are and end the thread; end what is not answered after this time.
     Drain(Duration),
     /// End all requests and the thread.

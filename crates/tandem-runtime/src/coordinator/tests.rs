@@ -16,7 +16,7 @@ fn dynamic() -> Box<dyn EngineFactory> {
 
 /// A static one of 512.
 fn fixed() -> Box<dyn EngineFactory> {
-    Box::new(|| Ok(Box::new(FakeEngine::new(VOCAB, 512, 2000).with_chunks(&[1, 16, 64])) as Box<dyn Engine>))
+    Box::new(|| Ok(Box::new(FakeEngine::new(VOCAB, 512, 2000).fixed_shapes(&[1, 16, 64])) as Box<dyn Engine>))
 }
 
 /// Refuses to be built while `broken`.
@@ -26,7 +26,7 @@ fn breakable(broken: &Arc<AtomicBool>) -> Box<dyn EngineFactory> {
         if broken.load(Ordering::Relaxed) {
             return Err(EngineError::Device("no such device".to_owned()));
         }
-        Ok(Box::new(FakeEngine::new(VOCAB, 512, 2000).with_chunks(&[1, 16])) as Box<dyn Engine>)
+        Ok(Box::new(FakeEngine::new(VOCAB, 512, 2000).fixed_shapes(&[1, 16])) as Box<dyn Engine>)
     })
 }
 
@@ -117,7 +117,7 @@ fn the_threshold_sends_short_lone_requests_to_the_static_engine() {
 
 #[test]
 fn the_cutoff_is_exclusive_and_may_be_set() {
-    let capabilities = FakeEngine::new(VOCAB, 4096, 100).with_chunks(&[1]).capabilities().clone();
+    let capabilities = FakeEngine::new(VOCAB, 4096, 100).fixed_shapes(&[1]).capabilities().clone();
     let dynamic = FakeEngine::new(VOCAB, 4096, 100).capabilities().clone();
     let candidates = [
         Candidate { engine: "cpu", capabilities: &dynamic, requests: 3 },

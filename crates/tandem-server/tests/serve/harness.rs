@@ -114,7 +114,7 @@ pub fn fake_with(kv_tokens: usize, runtime: &tandem_runtime::Options, options: O
 pub fn pair(runtime: &tandem_runtime::Options) -> Server {
     let knobs = Arc::new(Knobs::default());
     let mut coordinator = Coordinator::default();
-    let fixed = faulty(&knobs, || FakeEngine::new(VOCAB, CONTEXT / 2, 10_000).with_chunks(&[1, 16, 64]));
+    let fixed = faulty(&knobs, || FakeEngine::new(VOCAB, CONTEXT / 2, 10_000).fixed_shapes(&[1, 16, 64]));
     coordinator.add("tiny", "ane", fixed, runtime).unwrap();
     let dynamic = faulty(&Arc::default(), || FakeEngine::new(VOCAB, CONTEXT, 100_000));
     coordinator.add("tiny", "fake", dynamic, runtime).unwrap();
