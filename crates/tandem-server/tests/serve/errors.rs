@@ -31,7 +31,7 @@ fn a_bad_field_is_named() {
             "messages[0].role",
             "system, developer, user",
         ),
-        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "must be"),
+        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id", "must be"),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing"),
         (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content", "not 5"),
         (
@@ -71,7 +71,7 @@ fn a_bad_field_is_named() {
         (json!({"top_logprobs": 5}), "top_logprobs", "needs `logprobs`"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", "to 20"),
         (json!({"response_format": {"type": "json_object"}}), "response_format", "not supported"),
-        (json!({"tools": []}), "tools", "not supported"),
+        (json!({"functions": []}), "functions", "not supported"),
         (json!({"grammar": "x"}), "grammar", "not supported"),
         (json!({"user": 5}), "user", "a string"),
     ] {
