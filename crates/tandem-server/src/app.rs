@@ -23,7 +23,7 @@ use crate::guard::guard;
 use crate::metrics::{Metrics, Ongoing, Outcome};
 use crate::reply::{Endpoint, Head};
 use crate::request::{self, Ask};
-use crate::{ApiError, Model, operation, stream};
+use crate::{ApiError, Model, operation, page, stream};
 
 /// How long a stream may keep its client without a status while nothing has been generated.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ impl App {
             .route("/v1/route", post(operation::route))
             .route("/tokenize", post(operation::tokenize))
             .route("/detokenize", post(operation::detokenize))
-            .route("/", get(page))
+            .merge(page::router())
             .route("/health", get(operation::health))
             .route("/metrics", get(operation::metrics))
             .fallback(|| async {
@@ -364,14 +364,4 @@ async fn completion(State(app): Shared, request: Request) -> Response {
             app.generate(Endpoint::Completion, &ask, arrived, ongoing, encode).await
         }
     })
-}
-
-/// The page may talk to this server and to nobody else.
-async fn page() -> Response {
-    const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let kind = HeaderValue::from_static("text/html; charset=utf-8");
-    let policy = HeaderValue::from_static(POLICY);
-    let headers = [(header::CONTENT_TYPE, kind), (header::CONTENT_SECURITY_POLICY, policy)];
-    (headers, include_str!("page.html")).into_response()
 }

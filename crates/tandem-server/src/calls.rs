@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use tandem_model::{CallFormat, CallParser, CallPiece, Message, ToolCall};
+use tandem_model::{CallFormat, CallParser, CallPiece, Message, RenderOptions, ToolCall};
 
 use crate::ApiError;
 use crate::request::Tools;
@@ -123,6 +123,26 @@ fn new_id() -> String {
         rest /= 62;
     }
     id
+}
+
+/// What a template is given of tools beside `tools`: some families look for them elsewhere.
+pub(crate) fn hand_on(
+    messages: &mut Vec<Message>,
+    template: &str,
+    tools: &Tools,
+    options: &mut RenderOptions,
+) {
+    options.tools = Some(tools.tools.clone());
+    // Granite 3.3 has a name of its own for them.
+    options.extra.insert("available_tools".to_owned(), tools.tools.clone().into());
+    // Phi 4 mini wants the functions as a text, with the system message.
+    if template.contains("message['tools']") {
+        if messages.first().is_none_or(|message| message.role != "system") {
+            messages.insert(0, Message::new("system", ""));
+        }
+        let functions: Vec<&Value> = tools.tools.iter().map(|tool| &tool["function"]).collect();
+        messages[0].extra.insert("tools".to_owned(), json!(functions).to_string().into());
+    }
 }
 
 /// Where a template has no place for calls of the past, they are put into the text as the model would have written them.

@@ -7,11 +7,11 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::{ApiError, App};
+use crate::{ApiError, App, page};
 
 /// Every request passes here.
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/" | "/health");
+    let open = request.uri().path() == "/health" || page::is_part(request.uri().path());
     let preflight = app.options.cors.is_some() && request.method() == Method::OPTIONS;
     let mut response = if preflight {
         StatusCode::NO_CONTENT.into_response()

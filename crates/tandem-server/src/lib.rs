@@ -18,6 +18,7 @@ mod guard;
 mod metrics;
 mod model;
 mod operation;
+mod page;
 mod patience;
 mod reply;
 pub mod request;

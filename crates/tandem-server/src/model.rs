@@ -63,9 +63,7 @@ impl Model {
                 let error = ApiError::field("tools", message);
                 return Err(ApiError { code: Some("unsupported_parameter"), ..error });
             }
-            options.tools = Some(tools.tools.clone());
-            // Granite 3.3 has a name of its own for them.
-            options.extra.insert("available_tools".to_owned(), tools.tools.clone().into());
+            calls::hand_on(&mut messages, source, tools, &mut options);
         }
         Ok(self.tokenizer.encode(&chat.render(&messages, &options)?, false)?)
     }

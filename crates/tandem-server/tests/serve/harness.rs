@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tandem_engine::fake::FakeEngine;
 use tandem_engine::sampler::sample;
 use tandem_engine::{
-    AdapterId, Capabilities, Engine, EngineError, Fork, KvSnapshot, Memory, Row, RowOut, SampleSpec,
-    SeqBytes, SeqId, Ticket,
+    AdapterId, Capabilities, Engine, EngineError, Fork, Input, KvSnapshot, Memory, Row, RowOut, SampleSpec,
+    SeqBytes, SeqId, Ticket, Want,
 };
-use tandem_model::{Checkpoint, Message, RenderOptions};
+use tandem_model::{ChatTemplate, Checkpoint, Message, RenderOptions, Tokenizer};
 use tandem_runtime::Coordinator;
 use tandem_server::{App, Model, Options};
 use tokio::sync::oneshot;
@@ -37,6 +37,8 @@ pub struct Knobs {
     pub panic: AtomicBool,
     /// From now on.
     pub unbuildable: AtomicBool,
+    /// Make an echo of it; see [`echo`].
+    pub echo: Option<Tokenizer>,
 }
 
 /// The fake engine with knobs.
@@ -49,7 +51,15 @@ impl Engine for Faulty {
     fn submit(&mut self, rows: &[Row]) -> Result<Ticket, EngineError> {
         std::thread::sleep(Duration::from_millis(self.knobs.delay_ms.load(Ordering::Relaxed)));
         assert!(!self.knobs.panic.swap(false, Ordering::Relaxed), "told to panic");
-        self.inner.submit(rows)
+        let knobs = Arc::clone(&self.knobs);
+        match &knobs.echo {
+            None => self.inner.submit(rows),
+            Some(tokenizer) => {
+                let mut rows = rows.to_vec();
+                rows.iter_mut().for_each(|row| self.say(row, tokenizer));
+                self.inner.submit(&rows)
+            }
+        }
     }
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
@@ -83,6 +93,27 @@ impl Engine for Faulty {
     }
     fn sequence_bytes(&self, seq: SeqId) -> Result<SeqBytes, EngineError> {
         self.inner.sequence_bytes(seq)
+    }
+}
+
+impl Faulty {
+    /// Leaves a row that wants a sample no choice but the next token of what the prompt has between « and », and then
+    /// the end of the message.
+    fn say(&mut self, row: &mut Row, tokenizer: &Tokenizer) {
+        let Want::Sample(spec) = &mut row.want else { return };
+        let mut history = self.inner.export(row.seq).unwrap().tokens;
+        let fed = match &row.input {
+            Input::Tokens(tokens) => tokens.clone(),
+            Input::PreviousSample => vec![0],
+        };
+        history.extend(fed);
+        let said = history.len() - spec.generated_from;
+        let prompt = tokenizer.decode(&history[..spec.generated_from], false);
+        let Some((_, script)) = prompt.rsplit_once('«') else { return };
+        let script = script.split('»').next().unwrap();
+        let script = tokenizer.encode(script, false).unwrap();
+        let next = script.get(said).copied().or(tokenizer.eos()).unwrap();
+        spec.logit_bias = vec![(next, 1000.0)];
     }
 }
 
@@ -134,6 +165,28 @@ pub fn two_models() -> Server {
     serve(&["tiny", "other"], coordinator, Options::default(), knobs)
 }
 
+/// An engine that answers with what the last message to say so has between « and », under the chat template of
+/// `fixtures/chat/style-STYLE.json`, or the fixture's own.
+pub fn echo(style: Option<&str>) -> Server {
+    echo_with(style, &tandem_runtime::Options::default(), Options::default())
+}
+
+/// The same with options.
+pub fn echo_with(style: Option<&str>, runtime: &tandem_runtime::Options, options: Options) -> Server {
+    let mut checkpoint = checkpoint();
+    if let Some(style) = style {
+        let path = format!("{}/../../fixtures/chat/style-{style}.json", env!("CARGO_MANIFEST_DIR"));
+        let reference: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let special = serde_json::from_value(reference["special"].clone()).unwrap();
+        checkpoint.chat = Some(ChatTemplate::new(reference["template"].as_str().unwrap(), special));
+    }
+    let knobs = Arc::new(Knobs { echo: Some(checkpoint.tokenizer.clone()), ..Knobs::default() });
+    let mut coordinator = Coordinator::default();
+    let factory = faulty(&knobs, || FakeEngine::new(VOCAB, 16 * CONTEXT, 100_000));
+    coordinator.add("tiny", "fake", factory, runtime).unwrap();
+    serve_checkpoint(&checkpoint, &["tiny"], coordinator, options, knobs)
+}
+
 fn faulty(
     knobs: &Arc<Knobs>,
     inner: impl Fn() -> FakeEngine + Send + 'static,
@@ -158,12 +211,22 @@ pub fn tiny() -> Server {
 }
 
 fn serve(models: &[&str], coordinator: Coordinator, options: Options, knobs: Arc<Knobs>) -> Server {
+    serve_checkpoint(&checkpoint(), models, coordinator, options, knobs)
+}
+
+fn serve_checkpoint(
+    checkpoint: &Checkpoint,
+    models: &[&str],
+    coordinator: Coordinator,
+    options: Options,
+    knobs: Arc<Knobs>,
+) -> Server {
     let model = |id: &&str| {
         for (engine, _) in coordinator.loads(id).unwrap() {
             coordinator.ready(id, Some(engine)).unwrap();
         }
         let aliases = if *id == "tiny" { vec!["small".to_owned()] } else { Vec::new() };
-        Model::new(id, aliases, &checkpoint(), SampleSpec::greedy())
+        Model::new(id, aliases, checkpoint, SampleSpec::greedy())
     };
     let models = models.iter().map(model).collect();
     let app = Arc::new(App::new(models, coordinator, options));
@@ -325,4 +388,13 @@ pub fn expected(prompt: &[u32], spec: &SampleSpec, count: usize) -> Vec<u32> {
 
 pub fn decode(tokens: &[u32]) -> String {
     checkpoint().tokenizer.decode(tokens, true)
+}
+
+/// The Python of the judged tier; `None` outside of it.
+pub fn judge() -> Option<std::ffi::OsString> {
+    if std::env::var_os("TANDEM_JUDGED").is_none() {
+        eprintln!("skipped: TANDEM_JUDGED is not set");
+        return None;
+    }
+    Some(std::env::var_os("TANDEM_JUDGE_PYTHON").expect("TANDEM_JUDGE_PYTHON in the judged tier"))
 }

@@ -91,13 +91,29 @@ fn pages_of_other_origins_are_told_only_what_the_operator_allows() {
 fn the_page_needs_nothing_from_elsewhere() {
     let options = Options { api_key: Some("k".to_owned()), ..Options::default() };
     let server = fake_with(1000, &tandem_runtime::Options::default(), options);
-    let page = server.get("/");
-    assert_eq!(
-        (page.status, &page.headers["content-type"]),
-        (200, &"text/html; charset=utf-8".parse().unwrap())
-    );
-    assert!(page.headers["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
-    for reference in ["http://", "https://", "src=", "href=", "@import", "url("] {
-        assert!(!page.text.contains(reference), "{reference}");
+    let mut files = vec!["/".to_owned()];
+    let own = |text: &str, mark: &str| -> Vec<String> {
+        text.split(mark).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+    };
+    for mark in ["src=\"", "href=\""] {
+        files.extend(
+            own(&server.get("/").text, mark)
+                .into_iter()
+                .filter(|file| file != "data:,")
+                .map(|f| format!("/{f}")),
+        );
+    }
+    assert_eq!(files, ["/", "/page.js", "/page.css"]);
+    for (file, kind) in files.iter().zip(["text/html", "text/javascript", "text/css"]) {
+        let page = server.get(file);
+        assert_eq!(
+            (page.status, page.headers["content-type"].to_str().unwrap()),
+            (200, format!("{kind}; charset=utf-8").as_str())
+        );
+        let policy = page.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"));
+        for reference in ["http:", "https:", "//cdn", "@import", "url(", "WebSocket", "import("] {
+            assert!(!page.text.contains(reference), "{file}: {reference}");
+        }
     }
 }
