@@ -1,20 +1,25 @@
 //! Eight f32 lanes, so that a kernel is written once and runs on every path.
 //!
-//! A kernel is generic over [`Lanes`] and is instantiated twice: with [`Avx2`], whose operations are single
-//! instructions, and with [`Scalar`], whose operations are loops over eight floats. The scalar twin of a kernel is
+//! A kernel is generic over [`Lanes`] and is instantiated twice: with [`Avx2`] (on ARM, `Neon`), whose operations are
+//! one or two instructions, and with [`Scalar`], whose operations are loops over eight floats. The scalar twin of a kernel is
 //! therefore the same source with the same lane order, and agrees with it to the bit: all operations used are
 //! correctly rounded by IEEE 754 (add, multiply, fused multiply-add, division, square root, conversions), and the
 //! two horizontal reductions have a fixed tree.
 //!
-//! `Avx2` is a token: it is made from a [`Path`] that proves the features, which is what makes its methods safe. They
+//! `Avx2` and `Neon` are tokens: one is made from a [`Path`] that proves the features, which is what makes its methods safe. They
 //! must end up inside a function compiled *with* those features to become instructions, and [`Lanes::vectorize`] is
 //! that function. [`with_lanes`] goes from a path to the token.
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use half::f16;
 
 use crate::math;
 #[cfg(target_arch = "x86_64")]
 use crate::path::{Isa, Path};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 
 /// Floats in a vector.
 pub(crate) const LANES: usize = 8;
@@ -75,7 +80,9 @@ macro_rules! with_lanes {
         let path: $crate::path::Path = $path;
         #[cfg(target_arch = "x86_64")]
         let token = $crate::lanes::Avx2::on(path);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let token = $crate::lanes::Neon::on(path);
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let token: Option<$crate::lanes::Scalar> =
             (path != $crate::path::Path::SCALAR).then_some($crate::lanes::Scalar);
         if let Some($lanes) = token {

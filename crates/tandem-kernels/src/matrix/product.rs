@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use tandem_model::format::BLOCK;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{PANEL, PackedMatrix, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -182,6 +184,9 @@ fn strip_product(
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above.
                     Isa::Avx512 => unsafe { avx512::int(format, panel, &x, out) },
+                    #[cfg(target_arch = "aarch64")]
+                    // SAFETY: as above.
+                    Isa::Neon => unsafe { neon::int(format, panel, &x, out) },
                     _ => scalar::int(format, panel, &x, out),
                 }
             }
@@ -196,6 +201,9 @@ fn strip_product(
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 Isa::Avx512 => unsafe { avx512::float(format, panels, &x, out) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                Isa::Neon => unsafe { neon::float(format, panels, &x, out) },
                 _ => scalar::float(format, panels, &x, out),
             }
         }

@@ -5,6 +5,7 @@ use tandem_model::format::{BLOCK, Format};
 
 use super::pack::{PackError, pack_lane};
 use super::{PANEL, PackedMatrix};
+#[cfg(target_arch = "x86_64")]
 use crate::path::Isa;
 use crate::team::Team;
 
@@ -50,6 +51,7 @@ impl PackedMatrix {
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: such a path exists only where the CPU has these features.
                     Isa::Avx2 | Isa::Avx512 => unsafe { quantize_row_avx2(target, &values, &mut stored) },
+                    // Code for AArch64 is compiled for NEON in any case.
                     _ => quantize_row(target, &values, &mut stored),
                 }
                 pack_lane(format, (&stored).into(), lane, panel);
