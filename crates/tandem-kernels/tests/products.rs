@@ -140,7 +140,7 @@ fn shape() -> impl Strategy<Value = (usize, usize, usize, u64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(24)))]
 
     #[test]
     fn rows_come_back_from_their_panels((rows, blocks, _, seed) in shape(), odd in 0usize..32) {

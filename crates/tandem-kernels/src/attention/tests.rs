@@ -136,7 +136,7 @@ fn shapes() -> impl Strategy<Value = AttentionShape> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(48)))]
 
     #[test]
     fn it_is_softmax_attention(shape in shapes(), tokens in 1usize..600, seed: u64) {
