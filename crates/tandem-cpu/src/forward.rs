@@ -13,7 +13,7 @@ use tandem_kernels::attention::{AttentionRow, AttentionShape, attention};
 use tandem_kernels::elementwise;
 use tandem_kernels::kv::{KV_BLOCK, KvWrite, write_kv};
 use tandem_kernels::logits::argmax;
-use tandem_kernels::matrix::{Mode, gate_up, matmul};
+use tandem_kernels::matrix::{Mode, gate_up, matmul, matmul_each};
 use tandem_kernels::norm;
 use tandem_kernels::rope::{RopeTable, Rotations, rope};
 use tandem_kernels::rows::Rows;
@@ -179,9 +179,8 @@ impl Forward {
         let Widths { q: q_width, kv: kv_width, .. } = self.widths;
         let stride = q_width + 2 * kv_width;
         self.qkv.resize(step.tokens * stride, 0.0);
-        for (linear, offset) in [(q, 0), (k, q_width), (v, q_width + kv_width)] {
-            project(&self.team, linear, &self.normed, &mut self.qkv, stride, offset);
-        }
+        let parts = [(q, 0), (k, q_width), (v, q_width + kv_width)];
+        project_each(&self.team, &parts, &self.normed, &mut self.qkv, stride);
         if let Some(QkNorm { q, k }) = qk_norm {
             for (norm, offset, heads) in [(q, 0, *heads), (k, q_width, *kv_heads)] {
                 norm::rms_norm_columns(
@@ -327,10 +326,24 @@ fn push_writes(part: &Part<'_>, line: usize, first: usize, writes: &mut Vec<Writ
 
 /// `out[:, offset..] = W x + b`, lines of `out` being `stride` apart.
 fn project(team: &Team, linear: &Linear, x: &Activations, out: &mut [f32], stride: usize, offset: usize) {
-    matmul(team, &linear.matrix, x, out, stride, offset, Mode::Store);
-    if let Some(bias) = &linear.bias {
-        for line in out.chunks_exact_mut(stride) {
-            line[offset..].iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    project_each(team, &[(linear, offset)], x, out, stride);
+}
+
+/// [`project`] with several matrices at their offsets.
+fn project_each<const N: usize>(
+    team: &Team,
+    linears: &[(&Linear, usize); N],
+    x: &Activations,
+    out: &mut [f32],
+    stride: usize,
+) {
+    let weights = linears.map(|(linear, offset)| (&linear.matrix, offset));
+    matmul_each(team, &weights, x, out, stride, Mode::Store);
+    for (linear, offset) in linears {
+        if let Some(bias) = &linear.bias {
+            for line in out.chunks_exact_mut(stride) {
+                line[*offset..].iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
         }
     }
 }

@@ -275,17 +275,23 @@ pub(crate) fn quantize_row(
     }
 }
 
-/// The scale of a block and its inverse, from the bits of its largest magnitude.
+/// The scale of some values that are rounded to -127..=127 together, and its inverse. With a NaN or an infinity among
+/// them, the scale is NaN or infinite.
 #[inline]
-fn scale_of(bits: i32) -> (f32, f32) {
+pub(crate) fn scale_of(values: &[f32]) -> (f32, f32) {
+    // As integers, magnitudes compare as they do as floats, and a NaN is larger than all.
+    scale_of_bits(values.iter().map(|v| v.abs().to_bits().cast_signed()).fold(0, i32::max))
+}
+
+/// [`scale_of`], from the bits of the largest magnitude.
+#[inline]
+fn scale_of_bits(bits: i32) -> (f32, f32) {
     let largest = f32::from_bits(bits.cast_unsigned());
     if largest < TINY { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) }
 }
 
 fn quantize_block(values: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, i32) {
-    // As integers, magnitudes compare as they do as floats, and a NaN is larger than all.
-    let bits = values.iter().map(|v| v.abs().to_bits().cast_signed()).fold(0, i32::max);
-    let (scale, inverse) = scale_of(bits);
+    let (scale, inverse) = scale_of(values);
     let mut total = 0;
     for (q, v) in q.iter_mut().zip(values) {
         *q = (v * inverse).round_ties_even() as i8;
@@ -306,7 +312,7 @@ fn quantize_block_avx2(values: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, i32)
     let m = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256::<1>(m));
     let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b01_00_11_10>(m));
     let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b10_11_00_01>(m));
-    let (scale, inverse) = scale_of(_mm_cvtsi128_si32(m));
+    let (scale, inverse) = scale_of_bits(_mm_cvtsi128_si32(m));
 
     let inverse = _mm256_set1_ps(inverse);
     let i = v.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse)));

@@ -7,13 +7,17 @@
 //!   chain of multiply-adds over the dimensions with no sum across lanes; and
 //! * V, `[KV_BLOCK][head_dim]`: the weighted sum has dimensions in the lanes and is a chain over tokens.
 //!
+//! In the 8-bit type a head's K, and its V, is followed by a scale in f32 for each of the tokens: a key or value is its
+//! integer times that, and attention multiplies scores and weights by it instead of every key and value.
+//!
 //! Both are read front to back. The price is paid by the writer, who scatters each key over `head_dim` lines: once,
 //! where attention reads it once per later token. Values are rounded to the cache's type here and nowhere else;
 //! whoever reads them sees the same numbers, whether they were written in this step or long ago.
 //!
 //! A block belongs to whoever owns its bytes: this module only reads and writes plain, 64-byte aligned slices.
 
-use crate::lanes::{LANES, Lanes, with_lanes};
+use crate::activations::scale_of;
+use crate::lanes::{LANES, Lanes, WIDE, with_lanes};
 use crate::rows::Rows;
 use crate::team::Team;
 use half::f16;
@@ -33,6 +37,8 @@ pub enum KvType {
     F16,
     /// Exact.
     F32,
+    /// Integers of 8 bits, `round(127 x / max|x|)`, with a scale for the head of a token.
+    Q8,
 }
 
 impl KvType {
@@ -41,6 +47,15 @@ impl KvType {
         match self {
             Self::F16 => size_of::<f16>(),
             Self::F32 => size_of::<f32>(),
+            Self::Q8 => size_of::<i8>(),
+        }
+    }
+
+    /// Bytes of the scale of a head's key or value.
+    const fn scale_size(self) -> usize {
+        match self {
+            Self::F16 | Self::F32 => 0,
+            Self::Q8 => size_of::<f32>(),
         }
     }
 }
@@ -64,12 +79,22 @@ impl KvLayout {
 
     /// Bytes of one token's keys, and of its values.
     pub const fn row_bytes(&self) -> usize {
-        self.width() * self.dtype.size()
+        self.kv_heads * self.head_row_bytes()
     }
 
     /// Floats in one token's keys, and in its values: all kv heads.
     pub const fn width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Bytes of the key, and of the value, of one head of one token, its scale included.
+    const fn head_row_bytes(&self) -> usize {
+        self.head_dim * self.dtype.size() + self.dtype.scale_size()
+    }
+
+    /// Bytes of the keys, and of the values, of one head in a block, and how many of them come before the scales.
+    const fn part(&self) -> (usize, usize) {
+        (KV_BLOCK * self.head_row_bytes(), KV_BLOCK * self.head_dim * self.dtype.size())
     }
 
     /// Copies the first `tokens` tokens of a block: copy-on-write of a block that is partly filled.
@@ -80,34 +105,43 @@ impl KvLayout {
         self.check(src);
         self.check(dst);
         assert!(tokens <= KV_BLOCK, "{tokens} tokens of a block of {KV_BLOCK}");
-        let size = self.dtype.size();
-        let part = self.head_dim * KV_BLOCK * size;
+        let (size, scale) = (self.dtype.size(), self.dtype.scale_size());
+        let (part, elements) = self.part();
         for (src, dst) in src.chunks_exact(2 * part).zip(dst.chunks_exact_mut(2 * part)) {
             let ((src_k, src_v), (dst_k, dst_v)) = (src.split_at(part), dst.split_at_mut(part));
             let line = KV_BLOCK * size;
-            for (src, dst) in src_k.chunks_exact(line).zip(dst_k.chunks_exact_mut(line)) {
+            let (src_lines, dst_lines) = (&src_k[..elements], &mut dst_k[..elements]);
+            for (src, dst) in src_lines.chunks_exact(line).zip(dst_lines.chunks_exact_mut(line)) {
                 dst[..tokens * size].copy_from_slice(&src[..tokens * size]);
             }
             let filled = tokens * self.head_dim * size;
             dst_v[..filled].copy_from_slice(&src_v[..filled]);
+            let scales = elements..elements + tokens * scale;
+            dst_k[scales.clone()].copy_from_slice(&src_k[scales.clone()]);
+            dst_v[scales.clone()].copy_from_slice(&src_v[scales]);
         }
     }
 
-    /// Copies one token's keys and values out, as they are stored: `row_bytes()` each, kv heads in order.
+    /// Copies one token's keys and values out, as they are stored: `row_bytes()` each, kv heads in order, each with its
+    /// scale (little endian) at the end if it has one.
     ///
     /// # Panics
     /// If `block`, `slot`, `k` or `v` does not fit this layout.
     pub fn export(&self, block: &[u8], slot: usize, k: &mut [u8], v: &mut [u8]) {
         self.check(block);
         self.check_row(slot, k.len(), v.len());
-        let (size, part) = (self.dtype.size(), self.head_dim * KV_BLOCK * self.dtype.size());
-        let width = self.head_dim * size;
-        for (head, (k, v)) in k.chunks_exact_mut(width).zip(v.chunks_exact_mut(width)).enumerate() {
+        let (size, scale) = (self.dtype.size(), self.dtype.scale_size());
+        let ((part, elements), width) = (self.part(), self.head_dim * size);
+        let row = self.head_row_bytes();
+        for (head, (k, v)) in k.chunks_exact_mut(row).zip(v.chunks_exact_mut(row)).enumerate() {
             let (keys, values) = block[head * 2 * part..][..2 * part].split_at(part);
-            for (to, line) in k.chunks_exact_mut(size).zip(keys.chunks_exact(KV_BLOCK * size)) {
+            let lines = keys[..elements].chunks_exact(KV_BLOCK * size);
+            for (to, line) in k.chunks_exact_mut(size).zip(lines) {
                 to.copy_from_slice(&line[slot * size..][..size]);
             }
-            v.copy_from_slice(&values[slot * width..][..width]);
+            v[..width].copy_from_slice(&values[slot * width..][..width]);
+            k[width..].copy_from_slice(&keys[elements + slot * scale..][..scale]);
+            v[width..].copy_from_slice(&values[elements + slot * scale..][..scale]);
         }
     }
 
@@ -118,14 +152,18 @@ impl KvLayout {
     pub fn import(&self, block: &mut [u8], slot: usize, k: &[u8], v: &[u8]) {
         self.check(block);
         self.check_row(slot, k.len(), v.len());
-        let (size, part) = (self.dtype.size(), self.head_dim * KV_BLOCK * self.dtype.size());
-        let width = self.head_dim * size;
-        for (head, (k, v)) in k.chunks_exact(width).zip(v.chunks_exact(width)).enumerate() {
+        let (size, scale) = (self.dtype.size(), self.dtype.scale_size());
+        let ((part, elements), width) = (self.part(), self.head_dim * size);
+        let row = self.head_row_bytes();
+        for (head, (k, v)) in k.chunks_exact(row).zip(v.chunks_exact(row)).enumerate() {
             let (keys, values) = block[head * 2 * part..][..2 * part].split_at_mut(part);
-            for (from, line) in k.chunks_exact(size).zip(keys.chunks_exact_mut(KV_BLOCK * size)) {
+            let lines = keys[..elements].chunks_exact_mut(KV_BLOCK * size);
+            for (from, line) in k.chunks_exact(size).zip(lines) {
                 line[slot * size..][..size].copy_from_slice(from);
             }
-            values[slot * width..][..width].copy_from_slice(v);
+            values[slot * width..][..width].copy_from_slice(&v[..width]);
+            keys[elements + slot * scale..][..scale].copy_from_slice(&k[width..]);
+            values[elements + slot * scale..][..scale].copy_from_slice(&v[width..]);
         }
     }
 
@@ -154,9 +192,16 @@ impl KvLayout {
 
 /// A number as the cache stores it.
 pub(crate) trait Element: bytemuck::Pod + Send + Sync {
-    const IS_F32: bool;
+    const IS_F32: bool = false;
+    /// Whether the numbers of a token's head have a scale.
+    const SCALED: bool = false;
 
     fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::V;
+    fn load_wide<L: Lanes>(lanes: L, x: &[Self; WIDE]) -> L::W;
+}
+
+/// A number that each float is rounded to by itself.
+trait Rounded: Element {
     fn store<L: Lanes>(lanes: L, v: L::V, x: &mut [Self; LANES]);
 }
 
@@ -168,43 +213,77 @@ impl Element for f32 {
         lanes.load(x)
     }
     #[inline(always)]
+    fn load_wide<L: Lanes>(lanes: L, x: &[Self; WIDE]) -> L::W {
+        lanes.load_wide(x)
+    }
+}
+
+impl Rounded for f32 {
+    #[inline(always)]
     fn store<L: Lanes>(lanes: L, v: L::V, x: &mut [Self; LANES]) {
         lanes.store(v, x);
     }
 }
 
 impl Element for f16 {
-    const IS_F32: bool = false;
-
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::V {
         lanes.load_f16(x)
     }
+    #[inline(always)]
+    fn load_wide<L: Lanes>(lanes: L, x: &[Self; WIDE]) -> L::W {
+        lanes.load_wide_f16(x)
+    }
+}
+
+impl Rounded for f16 {
     #[inline(always)]
     fn store<L: Lanes>(lanes: L, v: L::V, x: &mut [Self; LANES]) {
         lanes.store_f16(v, x);
     }
 }
 
-/// One kv head of a block: K as a line of tokens per dimension, V as `KV_BLOCK` rows of `head_dim`.
-pub(crate) fn head<'a, E: Element>(
-    layout: &KvLayout,
-    block: &'a [u8],
-    kv_head: usize,
-) -> (&'a [[E; KV_BLOCK]], &'a [E]) {
-    let part = layout.head_dim * KV_BLOCK * size_of::<E>();
-    let (k, v) = block[kv_head * 2 * part..][..2 * part].split_at(part);
-    (bytemuck::cast_slice(k), bytemuck::cast_slice(v))
+impl Element for i8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[Self; LANES]) -> L::V {
+        lanes.load_i8(x)
+    }
+    #[inline(always)]
+    fn load_wide<L: Lanes>(lanes: L, x: &[Self; WIDE]) -> L::W {
+        lanes.load_wide_i8(x)
+    }
 }
 
-fn head_mut<'a, E: Element>(
-    layout: &KvLayout,
-    block: &'a mut [u8],
-    kv_head: usize,
-) -> (&'a mut [[E; KV_BLOCK]], &'a mut [E]) {
-    let part = layout.head_dim * KV_BLOCK * size_of::<E>();
+/// One kv head of a block.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a, E> {
+    /// A line of tokens per dimension.
+    pub keys: &'a [[E; KV_BLOCK]],
+    /// `KV_BLOCK` rows of `head_dim`.
+    pub values: &'a [E],
+    /// Those of the keys and of the values, a token each, if there are any.
+    pub scales: Option<[&'a [f32; KV_BLOCK]; 2]>,
+}
+
+pub(crate) fn head<'a, E: Element>(layout: &KvLayout, block: &'a [u8], kv_head: usize) -> Head<'a, E> {
+    let (part, elements) = layout.part();
+    let (k, v) = block[kv_head * 2 * part..][..2 * part].split_at(part);
+    let ((keys, k_scales), (values, v_scales)) = (k.split_at(elements), v.split_at(elements));
+    let scales = E::SCALED.then(|| [bytemuck::from_bytes(k_scales), bytemuck::from_bytes(v_scales)]);
+    Head { keys: bytemuck::cast_slice(keys), values: bytemuck::cast_slice(values), scales }
+}
+
+/// The keys, the values, and the scales of both.
+type HeadMut<'a, E> = (&'a mut [[E; KV_BLOCK]], &'a mut [E], [&'a mut [f32]; 2]);
+
+fn head_mut<'a, E: Element>(layout: &KvLayout, block: &'a mut [u8], kv_head: usize) -> HeadMut<'a, E> {
+    let (part, elements) = layout.part();
     let (k, v) = block[kv_head * 2 * part..][..2 * part].split_at_mut(part);
-    (bytemuck::cast_slice_mut(k), bytemuck::cast_slice_mut(v))
+    let ((keys, k_scales), (values, v_scales)) = (k.split_at_mut(elements), v.split_at_mut(elements));
+    let scales = [bytemuck::cast_slice_mut(k_scales), bytemuck::cast_slice_mut(v_scales)];
+    (bytemuck::cast_slice_mut(keys), bytemuck::cast_slice_mut(values), scales)
 }
 
 /// Consecutive tokens of a batch that go to consecutive slots of one block.
@@ -238,21 +317,21 @@ pub fn write_kv(team: &Team, layout: &KvLayout, k: Rows<'_>, v: Rows<'_>, writes
     with_lanes!(team.path(), lanes => {
         team.chunks_mut(writes, 1, 1, |_, writes| {
             for write in writes {
-                match layout.dtype {
-                    KvType::F16 => {
-                        lanes.vectorize(#[inline(always)] || write_block::<_, f16>(lanes, layout, k, v, write));
-                    }
-                    KvType::F32 => {
-                        lanes.vectorize(#[inline(always)] || write_block::<_, f32>(lanes, layout, k, v, write));
-                    }
-                }
+                lanes.vectorize(
+                    #[inline(always)]
+                    || match layout.dtype {
+                        KvType::F16 => write_block::<_, f16>(lanes, layout, k, v, write),
+                        KvType::F32 => write_block::<_, f32>(lanes, layout, k, v, write),
+                        KvType::Q8 => quantize_block(layout, k, v, write),
+                    },
+                );
             }
         });
     });
 }
 
 #[inline(always)]
-fn write_block<L: Lanes, E: Element>(
+fn write_block<L: Lanes, E: Rounded>(
     lanes: L,
     layout: &KvLayout,
     k: Rows<'_>,
@@ -262,7 +341,7 @@ fn write_block<L: Lanes, E: Element>(
     let dim = layout.head_dim;
     for kv_head in 0..layout.kv_heads {
         let columns = kv_head * dim..(kv_head + 1) * dim;
-        let (keys, values) = head_mut::<E>(layout, write.block, kv_head);
+        let (keys, values, _) = head_mut::<E>(layout, write.block, kv_head);
         for (slot, token) in (write.slot..).zip(write.tokens.clone()) {
             let (k, _) = k.row(token)[columns.clone()].as_chunks::<LANES>();
             let (keys, _) = keys.as_chunks_mut::<LANES>();
@@ -282,6 +361,30 @@ fn write_block<L: Lanes, E: Element>(
     }
 }
 
+/// [`write_block`] to 8 bits.
+#[inline(always)]
+fn quantize_block(layout: &KvLayout, k: Rows<'_>, v: Rows<'_>, write: &mut KvWrite<'_>) {
+    let dim = layout.head_dim;
+    for kv_head in 0..layout.kv_heads {
+        let columns = kv_head * dim..(kv_head + 1) * dim;
+        let (keys, values, [key_scales, value_scales]) = head_mut::<i8>(layout, write.block, kv_head);
+        for (slot, token) in (write.slot..).zip(write.tokens.clone()) {
+            let k = &k.row(token)[columns.clone()];
+            let (scale, inverse) = scale_of(k);
+            key_scales[slot] = scale;
+            for (line, k) in keys.iter_mut().zip(k) {
+                line[slot] = (k * inverse).round_ties_even() as i8;
+            }
+            let v = &v.row(token)[columns.clone()];
+            let (scale, inverse) = scale_of(v);
+            value_scales[slot] = scale;
+            for (to, v) in values[slot * dim..][..dim].iter_mut().zip(v) {
+                *to = (v * inverse).round_ties_even() as i8;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,10 +393,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn layouts() -> impl Strategy<Value = KvLayout> {
-        (1usize..4, 1usize..12, any::<bool>()).prop_map(|(kv_heads, eighths, half)| KvLayout {
+        let dtype = prop_oneof![Just(KvType::F16), Just(KvType::F32), Just(KvType::Q8)];
+        (1usize..4, 1usize..12, dtype).prop_map(|(kv_heads, eighths, dtype)| KvLayout {
             kv_heads,
             head_dim: 8 * eighths,
-            dtype: if half { KvType::F16 } else { KvType::F32 },
+            dtype,
         })
     }
 
@@ -307,6 +411,14 @@ mod tests {
         match layout.dtype {
             KvType::F16 => x.iter().flat_map(|x| f16::from_f32(*x).to_ne_bytes()).collect(),
             KvType::F32 => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            KvType::Q8 => x
+                .chunks(layout.head_dim)
+                .flat_map(|head| {
+                    let largest = head.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+                    let integers = head.iter().map(move |x| (x * (127.0 / largest)).round_ties_even() as i8 as u8);
+                    integers.chain((largest / 127.0).to_ne_bytes()).collect::<Vec<_>>()
+                })
+                .collect(),
         }
     }
 
@@ -373,6 +485,23 @@ mod tests {
         let layout = KvLayout { kv_heads: 3, head_dim: 64, dtype: KvType::F16 };
         assert_eq!(layout.block_bytes(), 4 * KV_BLOCK * 3 * 64);
         assert_eq!(layout.row_bytes(), 2 * 3 * 64);
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none_in_8_bits() {
+        let layout = KvLayout { kv_heads: 2, head_dim: 8, dtype: KvType::Q8 };
+        assert_eq!(layout.row_bytes(), 2 * (8 + 4));
+        for path in Path::supported() {
+            let mut k = [0.0; 16];
+            (k[3], k[8]) = (f32::NAN, f32::INFINITY);
+            let mut block = block(&layout);
+            let mut writes = [KvWrite { block: &mut block, slot: 5, tokens: 0..1 }];
+            let team = Team::with_path(1, path).unwrap();
+            write_kv(&team, &layout, Rows::packed(&k, 16), Rows::packed(&[0.0; 16], 16), &mut writes);
+            let scales = [0, 1].map(|i| head::<i8>(&layout, &block, i).scales.unwrap().map(|s| s[5]));
+            assert!(scales[0][0].is_nan() && scales[1][0].is_infinite());
+            assert!(scales.iter().all(|[_, value]| *value == 0.0));
+        }
     }
 
     #[test]

@@ -5,10 +5,11 @@
 //! park. An idle team uses no CPU; the next run wakes it. The caller waits in the same way for workers that are
 //! still busy, so that an overloaded machine gets its core back.
 //!
-//! Items are dealt to whichever thread is free, and a run is joined when all items are *done*, not when all workers have
-//! been there: a worker that the system has not scheduled yet is not waited for, its part is done by the others. (A
-//! worker that sits on an item is, of course.) So a busy machine costs the team its share of the machine, not a
-//! scheduler's time slice for every loop.
+//! Each thread begins with a contiguous share of the items and takes them in order, since memory is read fastest front
+//! to back; who is done helps the others. A run is joined when all items are *done*, not when all workers have been
+//! there: a worker that the system has not scheduled yet is not waited for, its share is done by the others. (A worker
+//! that sits on an item is, of course.) So a busy machine costs the team its share of the machine, not a scheduler's
+//! time slice for every loop.
 //!
 //! A panic in an item is caught where it happens, so that the join always completes; the team is then *poisoned*: the
 //! run resumes the panic on the caller, and every later run panics at once. Nobody waits for a thread that died.
@@ -135,6 +136,8 @@ struct Shared {
     job: UnsafeCell<Job>,
     caller_waits: Padded<Waiter>,
     worker_waits: Vec<Padded<Waiter>>,
+    /// What was taken of each share of the current run. Set while nobody is active, as `job` is.
+    shares: Vec<Padded<AtomicUsize>>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -232,6 +235,7 @@ impl Team {
             job: UnsafeCell::new(Job { closure: std::ptr::null(), call: nothing }),
             caller_waits: Padded(Waiter::default()),
             worker_waits: (1..threads).map(|_| Padded(Waiter::default())).collect(),
+            shares: (0..threads).map(|_| Padded(AtomicUsize::new(0))).collect(),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
@@ -284,8 +288,8 @@ impl Team {
         self.deal(parts, 1, |range| range.for_each(|part| f(share(items, parts, part))));
     }
 
-    /// Hands `0..items` out in ranges of at most `grain`, in order, to whichever thread is free: for uneven work, or
-    /// an uneven machine.
+    /// Hands `0..items` out in ranges of at most `grain`. A thread takes one range after the other from a contiguous
+    /// share of its own, and then from those of threads that are not done: for uneven work, or an uneven machine.
     ///
     /// # Panics
     /// As [`Team::run`].
@@ -301,15 +305,8 @@ impl Team {
         if self.handles.is_empty() || items <= grain {
             self.shared.guard(|| f(0..items));
         } else {
-            let next = Padded(AtomicUsize::new(0));
-            self.fork(&|| {
-                loop {
-                    let start = next.0.fetch_add(grain, Ordering::Relaxed);
-                    if start >= items {
-                        return;
-                    }
-                    f(start..items.min(start.saturating_add(grain)));
-                }
+            self.fork(items.div_ceil(grain), |range| {
+                f(range * grain..items.min((range + 1).saturating_mul(grain)));
             });
         }
         if let Some(panic) = self.shared.panic().take() {
@@ -318,20 +315,44 @@ impl Team {
         }
     }
 
-    /// Calls `f` here, and on every worker that comes before the call here has ended; returns when all have ended.
-    fn fork<F: Fn() + Sync>(&self, f: &F) {
+    /// Calls `f(i)` for every `i` in `0..items`, here and on every worker that comes while there are some left; returns
+    /// when all calls have ended.
+    fn fork<F: Fn(usize) + Sync>(&self, items: usize, f: F) {
         unsafe fn call<F: Fn()>(closure: *const ()) {
-            // SAFETY: `closure` is `f` of the `fork` that made this job, which is still running.
+            // SAFETY: `closure` is the `work` of the `fork` that made this job, which is still running.
             unsafe { (*closure.cast::<F>())() }
+        }
+        fn job<F: Fn()>(work: &F) -> Job {
+            Job { closure: std::ptr::from_ref(work).cast(), call: call::<F> }
         }
         assert!(!self.busy.replace(true), "a run was started from within a run of the same thread team");
         self.run.set(self.run.get().wrapping_add(1));
         let shared = &*self.shared;
-        // SAFETY: the last run is closed and nobody is active, so nobody reads the cell.
-        unsafe { *shared.job.get() = Job { closure: std::ptr::from_ref(f).cast(), call: call::<F> } };
+        let shares = &shared.shares;
+        let whole = |i| share(items, shares.len(), i);
+        // The last run is closed and nobody is active, so nobody takes of these.
+        for (i, taken) in shares.iter().enumerate() {
+            taken.0.store(whole(i).start, Ordering::Relaxed);
+        }
+        let arrived = Padded(AtomicUsize::new(0));
+        let work = || {
+            let first = arrived.0.fetch_add(1, Ordering::Relaxed);
+            for i in (first..first + shares.len()).map(|i| i % shares.len()) {
+                let end = whole(i).end;
+                loop {
+                    let item = shares[i].0.fetch_add(1, Ordering::Relaxed);
+                    if item >= end {
+                        break;
+                    }
+                    f(item);
+                }
+            }
+        };
+        // SAFETY: as nobody is active, nobody reads the cell.
+        unsafe { *shared.job.get() = job(&work) };
         shared.state.0.store(state::open(self.run.get()), Ordering::SeqCst);
         shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
-        shared.guard(f);
+        shared.guard(&work);
         if state::active(shared.state.0.fetch_or(state::CLOSED, Ordering::SeqCst)) > 0 {
             shared.caller_waits.0.wait(|| state::active(shared.state()) == 0);
         }

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use tandem_kernels::activations::Activations;
 use tandem_kernels::math::{Activation, gelu_tanh, silu};
-use tandem_kernels::matrix::{Mode, PackError, PackedMatrix, Target, gate_up, matmul};
+use tandem_kernels::matrix::{Mode, PackError, PackedMatrix, Target, gate_up, matmul, matmul_each};
 use tandem_kernels::path::Path;
 use tandem_kernels::team::Team;
 use tandem_model::format::{Affine, Format, ScaleType, StoredRow};
@@ -232,6 +232,37 @@ proptest! {
     }
 
     #[test]
+    fn matrices_in_one_pass_are_each_as_alone(
+        (rows, blocks, batch, seed) in shape(),
+        others in (1usize..70, 1usize..300),
+        gap in 0usize..20,
+    ) {
+        let numbers = &mut Numbers(seed);
+        let cols = 32 * blocks;
+        let sizes = [(Format::Q4_0, rows), (Format::F16, others.0), (Format::Q8_0, others.1)];
+        let stored = sizes.map(|(format, rows)| stored(format, rows, cols, numbers));
+        let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..cols).map(|_| numbers.float()).collect()).collect();
+        for path in Path::supported() {
+            let team = Team::with_path(2, path).unwrap();
+            let pack = |i: usize| {
+                let (format, rows) = sizes[i];
+                PackedMatrix::pack(&team, format, rows, cols, |row| &stored[i][row]).unwrap()
+            };
+            let matrices = [pack(0), pack(1), pack(2)];
+            let offsets = [0, rows + gap, rows + gap + others.0];
+            let stride = offsets[2] + others.1;
+            let parts: Vec<_> = matrices.iter().zip(offsets).collect();
+            let x8 = activations(&team, &x, true);
+            let (mut together, mut alone) = (vec![7.0; batch * stride], vec![7.0; batch * stride]);
+            matmul_each(&team, &parts, &x8, &mut together, stride, Mode::Store);
+            for (matrix, offset) in parts {
+                matmul(&team, matrix, &x8, &mut alone, stride, offset, Mode::Store);
+            }
+            prop_assert_eq!(bits(&together), bits(&alone));
+        }
+    }
+
+    #[test]
     fn gate_up_is_two_products((rows, blocks, batch, seed) in shape(), whole in any::<bool>()) {
         let numbers = &mut Numbers(seed);
         let rows = if whole { rows.next_multiple_of(32) } else { rows };
@@ -344,4 +375,13 @@ fn empty_products_do_nothing() {
     let mut out = [1.0; 6];
     matmul(&team, &hollow, &x, &mut out, 3, 0, Mode::Store);
     assert_eq!(out, [0.0; 6]);
+}
+
+#[test]
+#[should_panic(expected = "which others before them reach")]
+fn outputs_that_overlap_are_refused() {
+    let team = Team::new(1).unwrap();
+    let packed = PackedMatrix::pack(&team, Format::F32, 2, 2, |_| &[0; 8][..]).unwrap();
+    let (x, mut out) = (activations(&team, &[vec![1.0, 1.0]], false), [0.0; 4]);
+    matmul_each(&team, &[(&packed, 0), (&packed, 1)], &x, &mut out, 4, Mode::Store);
 }

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use tandem_model::format::BLOCK;
 
-use super::scale_of;
+use super::scale_of_bits;
 
 /// As the portable form.
 pub(super) fn quantize_block(values: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, i32) {
@@ -15,7 +15,7 @@ pub(super) fn quantize_block(values: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32
         let m = v.map(|v| vandq_s32(vreinterpretq_s32_f32(v), magnitude));
         let m: [_; 4] = std::array::from_fn(|i| vmaxq_s32(m[i], m[i + 4]));
         let m = vmaxq_s32(vmaxq_s32(m[0], m[1]), vmaxq_s32(m[2], m[3]));
-        let (scale, inverse) = scale_of(vmaxvq_s32(m));
+        let (scale, inverse) = scale_of_bits(vmaxvq_s32(m));
 
         let i = v.map(|v| vcvtnq_s32_f32(vmulq_n_f32(v, inverse)));
         let mut total = 0;

@@ -125,8 +125,10 @@ pub fn attention(
     with_lanes!(team.path(), lanes => match (layout.dtype, split) {
         (KvType::F16, false) => job.whole::<_, f16>(lanes),
         (KvType::F32, false) => job.whole::<_, f32>(lanes),
+        (KvType::Q8, false) => job.whole::<_, i8>(lanes),
         (KvType::F16, true) => job.split::<_, f16>(lanes),
         (KvType::F32, true) => job.split::<_, f32>(lanes),
+        (KvType::Q8, true) => job.split::<_, i8>(lanes),
     });
 }
 

@@ -75,10 +75,21 @@ impl Sequence {
     /// The definition, in f64, on rounded keys and values.
     fn reference(&self, shape: &AttentionShape) -> Vec<f64> {
         let AttentionShape { heads, kv, scale, window, softcap } = *shape;
-        let round = |x: f32| match kv.dtype {
-            KvType::F16 => f16::from_f32(x).to_f64(),
-            KvType::F32 => f64::from(x),
+        let round = |x: &[f32]| -> Vec<f64> {
+            match kv.dtype {
+                KvType::F16 => x.iter().map(|x| f16::from_f32(*x).to_f64()).collect(),
+                KvType::F32 => x.iter().copied().map(f64::from).collect(),
+                KvType::Q8 => x
+                    .chunks(kv.head_dim)
+                    .flat_map(|head| {
+                        let largest = head.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+                        let integer = move |x: &f32| f64::from((x * (127.0 / largest)).round_ties_even());
+                        head.iter().map(move |x| integer(x) * f64::from(largest / 127.0))
+                    })
+                    .collect(),
+            }
         };
+        let (k, v) = (round(&self.k), round(&self.v));
         let (dim, group) = (kv.head_dim, heads / kv.kv_heads);
         let mut out = vec![0.0; self.q.len()];
         for token in 0..self.tokens {
@@ -89,7 +100,7 @@ impl Sequence {
                 let scores: Vec<f64> = (first..=token)
                     .map(|t| {
                         let dot: f64 = (0..dim)
-                            .map(|d| f64::from(self.q[place + d]) * round(self.k[kv_place(t) + d]))
+                            .map(|d| f64::from(self.q[place + d]) * k[kv_place(t) + d])
                             .sum();
                         let score = dot * f64::from(scale);
                         softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
@@ -100,7 +111,7 @@ impl Sequence {
                 for (t, s) in (first..=token).zip(&scores) {
                     let weight = (s - max).exp() / sum;
                     for d in 0..dim {
-                        out[place + d] += weight * round(self.v[kv_place(t) + d]);
+                        out[place + d] += weight * v[kv_place(t) + d];
                     }
                 }
             }
@@ -122,13 +133,13 @@ fn shapes() -> impl Strategy<Value = AttentionShape> {
     let sizes =
         (1usize..4, 1usize..9, prop_oneof![Just(8), Just(16), Just(32), Just(64), Just(80), Just(24)]);
     let extras = (
-        any::<bool>(),
+        prop_oneof![Just(KvType::F16), Just(KvType::F32), Just(KvType::Q8)],
         prop_oneof![2 => Just(None), 1 => (1usize..80).prop_map(Some), 1 => (200usize..400).prop_map(Some)],
         prop_oneof![2 => Just(None), 1 => Just(Some(5.0f32))],
     );
-    (sizes, extras).prop_map(|((kv_heads, group, head_dim), (half, window, softcap))| AttentionShape {
+    (sizes, extras).prop_map(|((kv_heads, group, head_dim), (dtype, window, softcap))| AttentionShape {
         heads: kv_heads * group,
-        kv: KvLayout { kv_heads, head_dim, dtype: if half { KvType::F16 } else { KvType::F32 } },
+        kv: KvLayout { kv_heads, head_dim, dtype },
         scale: 1.0 / (head_dim as f32).sqrt(),
         window,
         softcap,

@@ -9,36 +9,42 @@
 //! A slot that a query must not see (in the future, before its window, or never written) may hold any bits: its score
 //! is overwritten before anybody looks at it, and its value is not read on behalf of that query.
 //!
-//! `scores` and `weigh` hold a block of R queries × N vectors in registers: an operand is loaded once for R queries,
-//! and there are enough independent chains to fill two multiply-add units. R and N do not change any bit.
+//! `scores` and `weigh` hold a block of R queries × N wide vectors in registers: an operand is loaded once for R
+//! queries, and there are enough independent chains to fill the multiply-add units. R and N do not change any bit.
 
 use std::ops::Range;
 
 use crate::kv::{Element, KV_BLOCK};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, WIDE};
 
 /// The scores or probabilities of one query against the tokens of a tile.
 pub(super) type Line = [f32; KV_BLOCK];
 
-/// The most queries that are held in registers together.
-const GROUP: usize = 6;
-
-/// `0..rows` in as few groups of at most [`GROUP`] as possible, nearly equal.
-fn groups(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = rows.div_ceil(GROUP);
-    (0..count).map(move |i| crate::team::share(rows, count, i))
+/// `0..rows` in groups of the sizes that kernels are made for, large ones first.
+fn groups<L: Lanes>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let sizes = [12, 6, 4, 3, 2, 1].into_iter().filter(|size| *size <= L::ACCUMULATORS);
+    let mut first = 0;
+    sizes.flat_map(move |size| {
+        let count = (rows - first) / size;
+        let start = first;
+        first += count * size;
+        (0..count).map(move |i| start + i * size..start + (i + 1) * size)
+    })
 }
 
 /// Calls `$kernel::<L, E, R, N>` with R the length of a group.
 macro_rules! for_group {
     ($lanes:expr, $rows:expr, $kernel:ident, $args:tt) => {
-        match $rows {
-            1 => for_group!(@ $lanes, $kernel, 1, 4, $args),
-            2 => for_group!(@ $lanes, $kernel, 2, 4, $args),
-            3 => for_group!(@ $lanes, $kernel, 3, 2, $args),
-            4 => for_group!(@ $lanes, $kernel, 4, 2, $args),
-            5 => for_group!(@ $lanes, $kernel, 5, 2, $args),
-            _ => for_group!(@ $lanes, $kernel, 6, 2, $args),
+        match ($rows, L::ACCUMULATORS >= 24) {
+            (1, _) => for_group!(@ $lanes, $kernel, 1, 2, $args),
+            (2, _) => for_group!(@ $lanes, $kernel, 2, 2, $args),
+            (3, false) => for_group!(@ $lanes, $kernel, 3, 1, $args),
+            (4, false) => for_group!(@ $lanes, $kernel, 4, 1, $args),
+            (_, false) => for_group!(@ $lanes, $kernel, 6, 1, $args),
+            (3, true) => for_group!(@ $lanes, $kernel, 3, 2, $args),
+            (4, true) => for_group!(@ $lanes, $kernel, 4, 2, $args),
+            (6, true) => for_group!(@ $lanes, $kernel, 6, 2, $args),
+            (_, true) => for_group!(@ $lanes, $kernel, 12, 2, $args),
         }
     };
     (@ $lanes:expr, $kernel:ident, $r:literal, $n:literal, ($($arg:expr),*)) => {
@@ -49,7 +55,7 @@ macro_rules! for_group {
 /// Writes the scores of each query of `q` (rows × dimensions) against all keys of a tile, unscaled.
 pub(super) fn scores<L: Lanes, E: Element>(lanes: L, q: &[f32], keys: &[[E; KV_BLOCK]], out: &mut [Line]) {
     let dim = keys.len();
-    for group in groups(out.len()) {
+    for group in groups::<L>(out.len()) {
         let q = &q[group.start * dim..group.end * dim];
         let out = &mut out[group];
         for_group!(lanes, out.len(), scores_of, (q, keys, out));
@@ -65,25 +71,25 @@ fn scores_of<L: Lanes, E: Element, const R: usize, const N: usize>(
 ) {
     let dim = keys.len();
     let q: [&[f32]; R] = std::array::from_fn(|r| &q[r * dim..][..dim]);
-    for first in (0..KV_BLOCK / LANES).step_by(N) {
-        let mut sums = [[lanes.splat(0.0); N]; R];
+    for first in (0..KV_BLOCK / WIDE).step_by(N) {
+        let mut sums = [[lanes.splat_wide(0.0); N]; R];
         for (d, line) in keys.iter().enumerate() {
-            let (line, _) = line.as_chunks::<LANES>();
-            let mut k = [lanes.splat(0.0); N];
+            let (line, _) = line.as_chunks::<WIDE>();
+            let mut k = [lanes.splat_wide(0.0); N];
             for j in 0..N {
-                k[j] = E::load(lanes, &line[first + j]);
+                k[j] = E::load_wide(lanes, &line[first + j]);
             }
             for r in 0..R {
-                let q = lanes.splat(q[r][d]);
+                let q = lanes.splat_wide(q[r][d]);
                 for j in 0..N {
-                    sums[r][j] = lanes.fma(q, k[j], sums[r][j]);
+                    sums[r][j] = lanes.fma_wide(q, k[j], sums[r][j]);
                 }
             }
         }
         for (sums, out) in sums.iter().zip(out.iter_mut()) {
-            let (out, _) = out.as_chunks_mut::<LANES>();
+            let (out, _) = out.as_chunks_mut::<WIDE>();
             for (sum, out) in sums.iter().zip(&mut out[first..]) {
-                lanes.store(*sum, out);
+                lanes.store_wide(*sum, out);
             }
         }
     }
@@ -98,7 +104,7 @@ pub(super) fn weigh<L: Lanes, E: Element>(
     tokens: Range<usize>,
     acc: &mut [f32],
 ) {
-    for group in groups(weights.len()) {
+    for group in groups::<L>(weights.len()) {
         let acc = &mut acc[group.start * dim..group.end * dim];
         let weights = &weights[group];
         for_group!(lanes, weights.len(), weigh_of, (weights, values, dim, tokens.clone(), acc));
@@ -114,53 +120,80 @@ fn weigh_of<L: Lanes, E: Element, const R: usize, const N: usize>(
     tokens: Range<usize>,
     acc: &mut [f32],
 ) {
-    let (vectors, whole) = (dim / LANES, dim / LANES / N * N);
-    for first in (0..whole).step_by(N) {
-        strip::<L, E, R, N>(lanes, weights, values, vectors, first, tokens.clone(), acc);
+    let mut first = 0;
+    while first + N * WIDE <= dim {
+        strip::<L, E, R, N>(lanes, weights, values, dim, first, tokens.clone(), acc);
+        first += N * WIDE;
     }
-    for first in whole..vectors {
-        strip::<L, E, R, 1>(lanes, weights, values, vectors, first, tokens.clone(), acc);
+    while first + WIDE <= dim {
+        strip::<L, E, R, 1>(lanes, weights, values, dim, first, tokens.clone(), acc);
+        first += WIDE;
+    }
+    if first < dim {
+        narrow_strip::<L, E, R>(lanes, weights, values, dim, first, tokens, acc);
     }
 }
 
-/// N vectors of dimensions from the `first`-th on.
+/// N wide vectors of dimensions from `first` on.
 #[inline(always)]
 fn strip<L: Lanes, E: Element, const R: usize, const N: usize>(
     lanes: L,
     weights: &[Line],
     values: &[E],
-    vectors: usize,
+    dim: usize,
     first: usize,
     tokens: Range<usize>,
     acc: &mut [f32],
 ) {
     assert!(tokens.end <= KV_BLOCK);
     let weights: [&Line; R] = std::array::from_fn(|r| &weights[r]);
-    let (values, _) = values.as_chunks::<LANES>();
-    let (acc, _) = acc.as_chunks_mut::<LANES>();
-    let mut sums = [[lanes.splat(0.0); N]; R];
+    let mut sums = [[lanes.splat_wide(0.0); N]; R];
     for r in 0..R {
+        let (acc, _) = acc[r * dim + first..][..N * WIDE].as_chunks();
         for j in 0..N {
-            sums[r][j] = lanes.load(&acc[r * vectors + first + j]);
+            sums[r][j] = lanes.load_wide(&acc[j]);
         }
     }
     for t in tokens {
-        let row = &values[t * vectors + first..][..N];
-        let mut v = [lanes.splat(0.0); N];
+        let (row, _) = values[t * dim + first..][..N * WIDE].as_chunks();
+        let mut v = [lanes.splat_wide(0.0); N];
         for j in 0..N {
-            v[j] = E::load(lanes, &row[j]);
+            v[j] = E::load_wide(lanes, &row[j]);
         }
         for r in 0..R {
-            let weight = lanes.splat(weights[r][t]);
+            let weight = lanes.splat_wide(weights[r][t]);
             for j in 0..N {
-                sums[r][j] = lanes.fma(weight, v[j], sums[r][j]);
+                sums[r][j] = lanes.fma_wide(weight, v[j], sums[r][j]);
             }
         }
     }
-    for (r, sums) in sums.iter().enumerate() {
-        for (j, sum) in sums.iter().enumerate() {
-            lanes.store(*sum, &mut acc[r * vectors + first + j]);
+    for r in 0..R {
+        let (acc, _) = acc[r * dim + first..][..N * WIDE].as_chunks_mut();
+        for j in 0..N {
+            lanes.store_wide(sums[r][j], &mut acc[j]);
         }
+    }
+}
+
+/// The last eight dimensions, where they do not divide into wide vectors.
+#[inline(always)]
+fn narrow_strip<L: Lanes, E: Element, const R: usize>(
+    lanes: L,
+    weights: &[Line],
+    values: &[E],
+    dim: usize,
+    first: usize,
+    tokens: Range<usize>,
+    acc: &mut [f32],
+) {
+    for (weights, acc) in weights[..R].iter().zip(acc.chunks_exact_mut(dim)) {
+        let (acc, _) = acc[first..].as_chunks_mut::<LANES>();
+        let mut sum = lanes.load(&acc[0]);
+        for t in tokens.clone() {
+            let (row, _) = values[t * dim + first..][..LANES].as_chunks();
+            sum = lanes.fma(lanes.splat(weights[t]), E::load(lanes, &row[0]), sum);
+        }
+        lanes.store(sum, &mut acc[0]);
     }
 }
 
@@ -177,43 +210,53 @@ pub(super) struct Softmax {
     /// The greatest score.
     pub max: f32,
     /// Σ exp(score - max), over the tokens of each lane.
-    pub sums: [f32; LANES],
+    pub sums: [f32; WIDE],
 }
 
 impl Softmax {
     /// Of no token at all.
-    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sums: [0.0; LANES] };
+    pub(super) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sums: [0.0; WIDE] };
 }
 
 /// Turns the scores of a tile into weights `exp(score - max)`, 0 outside `visible`, which is not empty. Returns the
 /// factor that brings what was accumulated under the old maximum under the new one, if it changed.
+///
+/// `scales` are those of the tile's keys and values, where they are stored with some: scores are multiplied by the first,
+/// and weights, after they were summed up, by the second.
 #[inline(always)]
 pub(super) fn soften<L: Lanes>(
     lanes: L,
     scoring: Scoring,
     line: &mut Line,
     visible: Range<usize>,
+    scales: Option<[&Line; 2]>,
     softmax: &mut Softmax,
 ) -> Option<f32> {
-    let (vectors, _) = line.as_chunks_mut::<LANES>();
-    let scale = lanes.splat(scoring.scale);
+    let (vectors, _) = line.as_chunks_mut::<WIDE>();
+    let scale = lanes.splat_wide(scoring.scale);
+    if let Some([keys, _]) = scales {
+        for (vector, keys) in vectors.iter_mut().zip(keys.as_chunks().0) {
+            lanes.store_wide(lanes.mul_wide(lanes.load_wide(vector), lanes.load_wide(keys)), vector);
+        }
+    }
     for vector in vectors.iter_mut() {
-        lanes.store(lanes.mul(lanes.load(vector), scale), vector);
+        lanes.store_wide(lanes.mul_wide(lanes.load_wide(vector), scale), vector);
     }
     if let Some(cap) = scoring.softcap {
-        for vector in vectors.iter_mut() {
+        for vector in line.as_chunks_mut().0 {
             lanes.store(softcap(lanes, lanes.load(vector), cap), vector);
         }
     }
     line[..visible.start].fill(f32::NEG_INFINITY);
     line[visible.end..].fill(f32::NEG_INFINITY);
 
-    let (vectors, _) = line.as_chunks_mut::<LANES>();
-    let mut greatest = lanes.splat(softmax.max);
+    let (vectors, _) = line.as_chunks_mut::<WIDE>();
+    let mut greatest = lanes.splat_wide(softmax.max);
     for vector in vectors.iter() {
-        greatest = lanes.max(lanes.load(vector), greatest);
+        greatest = lanes.max_wide(lanes.load_wide(vector), greatest);
     }
-    let greatest = lanes.greatest(greatest);
+    let [low, high] = lanes.halves(greatest);
+    let greatest = lanes.greatest(lanes.max(low, high));
     let mut factor = None;
     if greatest != softmax.max {
         let change = exp(lanes, softmax.max - greatest);
@@ -222,14 +265,19 @@ pub(super) fn soften<L: Lanes>(
         factor = Some(change);
     }
 
-    let mut sums = lanes.load(&softmax.sums);
-    let shift = lanes.splat(greatest);
+    let mut sums = lanes.load_wide(&softmax.sums);
+    let shift = lanes.splat_wide(greatest);
     for vector in vectors.iter_mut() {
-        let weight = lanes.exp(lanes.sub(lanes.load(vector), shift));
-        lanes.store(weight, vector);
-        sums = lanes.add(sums, weight);
+        let weight = lanes.exp_wide(lanes.sub_wide(lanes.load_wide(vector), shift));
+        lanes.store_wide(weight, vector);
+        sums = lanes.add_wide(sums, weight);
     }
-    lanes.store(sums, &mut softmax.sums);
+    lanes.store_wide(sums, &mut softmax.sums);
+    if let Some([_, values]) = scales {
+        for (vector, values) in vectors.iter_mut().zip(values.as_chunks().0) {
+            lanes.store_wide(lanes.mul_wide(lanes.load_wide(vector), lanes.load_wide(values)), vector);
+        }
+    }
     factor
 }
 
@@ -261,12 +309,19 @@ pub(super) fn merge<L: Lanes>(lanes: L, a: &mut Softmax, a_row: &mut [f32], b: &
     let max = if b.max > a.max { b.max } else { a.max };
     let (from_a, from_b) = (exp(lanes, a.max - max), exp(lanes, b.max - max));
     let (from_a, from_b) = (lanes.splat(from_a), lanes.splat(from_b));
-    let add = |a: &mut [f32; LANES], b: &[f32; LANES]| {
-        lanes.store(lanes.fma(lanes.load(b), from_b, lanes.mul(lanes.load(a), from_a)), a);
+    let add = |a: &mut [f32], b: &[f32]| {
+        for (a, b) in a.as_chunks_mut().0.iter_mut().zip(b.as_chunks().0) {
+            lanes.store(lanes.fma(lanes.load(b), from_b, lanes.mul(lanes.load(a), from_a)), a);
+        }
     };
     a.max = max;
     add(&mut a.sums, &b.sums);
-    for (a, b) in a_row.as_chunks_mut::<LANES>().0.iter_mut().zip(b_row.as_chunks::<LANES>().0) {
-        add(a, b);
-    }
+    add(a_row, b_row);
+}
+
+/// The sum of a softmax's weights.
+#[inline(always)]
+pub(super) fn total<L: Lanes>(lanes: L, softmax: &Softmax) -> f32 {
+    let [low, high] = lanes.halves(lanes.load_wide(&softmax.sums));
+    lanes.sum(lanes.add(low, high))
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::tile::{self, Line, Scoring, Softmax};
 use crate::kv::{self, Element, KV_BLOCK, KvLayout};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{Lanes, WIDE};
 use crate::rows::Rows;
 
 /// Tokens in a partition: a multiple of [`KV_BLOCK`].
@@ -155,15 +155,15 @@ impl Scratch {
             }
             for head in 0..queries.kv_heads {
                 let rows = queries.rows_of(head, &tokens);
-                let (keys, values) =
-                    kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
+                let tile = kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
                 if E::IS_F32 || rows.len() <= CONVERT_IN_PLACE {
-                    self.attend(lanes, queries, tokens.clone(), rows, base, (keys, values));
+                    self.attend(lanes, queries, tokens.clone(), rows, base, tile);
                 } else {
                     let (mut k, mut v) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.values));
-                    convert(lanes, keys.as_flattened(), &mut k);
-                    convert(lanes, values, &mut v);
-                    self.attend(lanes, queries, tokens.clone(), rows, base, (k.as_chunks().0, &v));
+                    convert(lanes, tile.keys.as_flattened(), &mut k);
+                    convert(lanes, tile.values, &mut v);
+                    let tile = kv::Head { keys: k.as_chunks().0, values: &v, scales: tile.scales };
+                    self.attend(lanes, queries, tokens.clone(), rows, base, tile);
                     (self.keys, self.values) = (k, v);
                 }
             }
@@ -178,8 +178,9 @@ impl Scratch {
         tokens: Range<usize>,
         rows: Range<usize>,
         base: usize,
-        (keys, values): (&[[E; KV_BLOCK]], &[E]),
+        tile: kv::Head<'_, E>,
     ) {
+        let kv::Head { keys, values, scales } = tile;
         let (dim, group) = (queries.layout.head_dim, queries.group);
         let lines = &mut self.lines[rows.clone()];
         let sums = &mut self.partial.sums[rows.start * dim..rows.end * dim];
@@ -192,7 +193,7 @@ impl Scratch {
                 let rows = lines.iter_mut().zip(softmax).zip(sums.chunks_exact_mut(dim));
                 let slots = tokens.clone().flat_map(|token| repeat_n(queries.slots(token, base), group));
                 for (((line, softmax), sums), slots) in rows.zip(slots) {
-                    if let Some(factor) = tile::soften(lanes, queries.scoring, line, slots, softmax) {
+                    if let Some(factor) = tile::soften(lanes, queries.scoring, line, slots, scales, softmax) {
                         tile::rescale(lanes, sums, factor);
                     }
                 }
@@ -268,7 +269,7 @@ impl Scratch {
             #[inline(always)]
             || {
                 for (out, softmax) in out.chunks_exact_mut(dim).zip(softmax) {
-                    tile::rescale(lanes, out, 1.0 / lanes.sum(lanes.load(&softmax.sums)));
+                    tile::rescale(lanes, out, 1.0 / tile::total(lanes, softmax));
                 }
             },
         );
@@ -312,8 +313,9 @@ fn convert<L: Lanes, E: Element>(lanes: L, from: &[E], to: &mut Vec<f32>) {
     lanes.vectorize(
         #[inline(always)]
         || {
-            for (from, to) in from.as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
-                lanes.store(E::load(lanes, from), to);
+            // A tile has a multiple of 32 values.
+            for (from, to) in from.as_chunks::<WIDE>().0.iter().zip(to.as_chunks_mut::<WIDE>().0) {
+                lanes.store_wide(E::load_wide(lanes, from), to);
             }
         },
     );

@@ -23,7 +23,7 @@ mod quantize;
 mod scalar;
 
 pub use pack::PackError;
-pub use product::{Mode, gate_up, matmul};
+pub use product::{Mode, gate_up, matmul, matmul_each};
 pub use quantize::Target;
 
 use std::ops::Range;

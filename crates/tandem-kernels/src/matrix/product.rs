@@ -55,35 +55,63 @@ pub fn matmul(
     offset: usize,
     mode: Mode,
 ) {
-    assert_eq!(x.cols(), weights.cols(), "columns of activations and weights");
-    if x.rows() == 0 || weights.rows() == 0 {
+    matmul_each(team, &[(weights, offset)], x, out, stride, mode);
+}
+
+/// [`matmul`] with several matrices, each with the offset of its outputs, in one pass of the team.
+///
+/// # Panics
+/// As [`matmul`], or if outputs overlap.
+pub fn matmul_each(
+    team: &Team,
+    weights: &[(&PackedMatrix, usize)],
+    x: &Activations,
+    out: &mut [f32],
+    stride: usize,
+    mode: Mode,
+) {
+    if x.rows() == 0 {
         return;
     }
-    assert!(offset + weights.rows() <= stride, "outputs {offset} + {} in rows of {stride}", weights.rows());
-    assert!((x.rows() - 1) * stride + offset + weights.rows() <= out.len(), "output of {}", out.len());
+    let mut free = 0;
+    for (weights, offset) in weights {
+        assert_eq!(x.cols(), weights.cols(), "columns of activations and weights");
+        let end = offset + weights.rows();
+        assert!(*offset >= free, "outputs from {offset} on, which others before them reach");
+        assert!(end <= stride, "outputs {offset} + {} in rows of {stride}", weights.rows());
+        assert!((x.rows() - 1) * stride + end <= out.len(), "output of {}", out.len());
+        free = end;
+    }
     let (out, path) = (SharedMut::new(out), team.path());
-    let panels = weights.panels();
+    let panels: usize = weights.iter().map(|(weights, _)| weights.panels()).sum();
     let strip = if panels >= team.threads() * DEALS * STRIP { STRIP } else { 1 };
-    for_parts(team, panels.div_ceil(strip), x, |strips, rows| {
+    let strips = weights.iter().map(|(weights, _)| weights.panels().div_ceil(strip)).sum();
+    for_parts(team, strips, x, |strips, rows| {
         let mut tile: Tile = [[0.0; PANEL]; STRIP * TILE];
-        for first in strips.map(|i| i * strip) {
-            let last = panels.min(first + strip);
-            let part = first * PANEL..weights.rows().min(last * PANEL);
-            for_tiles(rows.clone(), |rows| {
-                strip_product(path, weights, first..last, x, rows.clone(), &mut tile);
-                let count = rows.len();
-                for (i, row) in rows.enumerate() {
-                    let start = row * stride + offset;
-                    // SAFETY: only this thread handles these panels for this row.
-                    let out = unsafe { out.slice(start + part.start..start + part.end) };
-                    for (out, sums) in out.chunks_mut(PANEL).zip(tile[i..].iter().step_by(count)) {
-                        match mode {
-                            Mode::Store => out.copy_from_slice(&sums[..out.len()]),
-                            Mode::Add => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += *sum),
+        let mut before = 0;
+        for (weights, offset) in weights {
+            let panels = weights.panels();
+            let mine = strips.start.max(before)..strips.end.min(before + panels.div_ceil(strip));
+            for first in mine.map(|i| (i - before) * strip) {
+                let last = panels.min(first + strip);
+                let part = first * PANEL..weights.rows().min(last * PANEL);
+                for_tiles(rows.clone(), |rows| {
+                    strip_product(path, weights, first..last, x, rows.clone(), &mut tile);
+                    let count = rows.len();
+                    for (i, row) in rows.enumerate() {
+                        let start = row * stride + offset;
+                        // SAFETY: only this thread handles these panels for this row.
+                        let out = unsafe { out.slice(start + part.start..start + part.end) };
+                        for (out, sums) in out.chunks_mut(PANEL).zip(tile[i..].iter().step_by(count)) {
+                            match mode {
+                                Mode::Store => out.copy_from_slice(&sums[..out.len()]),
+                                Mode::Add => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += *sum),
+                            }
                         }
                     }
-                }
-            });
+                });
+            }
+            before += panels.div_ceil(strip);
         }
     });
 }
