@@ -335,7 +335,7 @@ impl Team {
             taken.0.store(whole(i).start, Ordering::Relaxed);
         }
         let arrived = Padded(AtomicUsize::new(0));
-        let work = || {
+        let work = &|| {
             let first = arrived.0.fetch_add(1, Ordering::Relaxed);
             for i in (first..first + shares.len()).map(|i| i % shares.len()) {
                 let end = whole(i).end;
@@ -349,10 +349,10 @@ impl Team {
             }
         };
         // SAFETY: as nobody is active, nobody reads the cell.
-        unsafe { *shared.job.get() = job(&work) };
+        unsafe { *shared.job.get() = job(work) };
         shared.state.0.store(state::open(self.run.get()), Ordering::SeqCst);
         shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
-        shared.guard(&work);
+        shared.guard(work);
         if state::active(shared.state.0.fetch_or(state::CLOSED, Ordering::SeqCst)) > 0 {
             shared.caller_waits.0.wait(|| state::active(shared.state()) == 0);
         }
