@@ -99,9 +99,8 @@ impl Sequence {
                 let first = window.map_or(0, |window| (token + 1).saturating_sub(window));
                 let scores: Vec<f64> = (first..=token)
                     .map(|t| {
-                        let dot: f64 = (0..dim)
-                            .map(|d| f64::from(self.q[place + d]) * k[kv_place(t) + d])
-                            .sum();
+                        let dot: f64 =
+                            (0..dim).map(|d| f64::from(self.q[place + d]) * k[kv_place(t) + d]).sum();
                         let score = dot * f64::from(scale);
                         softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     })

@@ -40,10 +40,25 @@ impl PackedMatrix {
         cols: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<PackedMatrix, PackError> {
+        PackedMatrix::quantize_in_parts(team, target, rows, cols, row, || ())
+    }
+
+    /// As [`PackedMatrix::quantize`], calling `packed` as [`PackedMatrix::pack_in_parts`] does.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::quantize`].
+    pub fn quantize_in_parts(
+        team: &Team,
+        target: Target,
+        rows: usize,
+        cols: usize,
+        row: impl Fn(usize, &mut [f32]) + Sync,
+        packed: impl FnMut(),
+    ) -> Result<PackedMatrix, PackError> {
         let format = target.format();
         let path = team.path();
         let bytes = format.row_bytes(cols).ok_or(PackError::Columns { format, cols })?;
-        PackedMatrix::build(team, format, rows, cols, |index, panel| {
+        let fill = |index: usize, panel: &mut [u8]| {
             let (mut values, mut stored) = (vec![0.0; cols], vec![0; bytes]);
             for lane in 0..PANEL.min(rows - index * PANEL) {
                 row(index * PANEL + lane, &mut values);
@@ -56,7 +71,8 @@ impl PackedMatrix {
                 }
                 pack_lane(format, (&stored).into(), lane, panel);
             }
-        })
+        };
+        PackedMatrix::build(team, format, rows, cols, fill, packed)
     }
 }
 
