@@ -31,7 +31,8 @@ fn main() -> Result<(), Failure> {
             let seqs = (0..streams).map(|_| engine.open(4096, None)).collect::<Result<Vec<SeqId>, _>>()?;
             let mut prefill = 0.0;
             for (i, seq) in seqs.iter().enumerate() {
-                let text: Vec<u32> = (0..depth).map(|at| ((at * 7919 + i * 104_729) % 40_000) as u32).collect();
+                let text: Vec<u32> =
+                    (0..depth).map(|at| ((at * 7919 + i * 104_729) % 40_000) as u32).collect();
                 for part in text.chunks(512) {
                     prefill += step(&mut engine, &[row(*seq, Input::Tokens(part.to_vec()))])?;
                 }

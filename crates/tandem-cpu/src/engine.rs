@@ -309,6 +309,7 @@ fn kv_layouts(decoder: &Decoder, kv: KvType) -> Vec<KvLayout> {
     let dtype = match kv {
         KvType::F16 => kv::KvType::F16,
         KvType::F32 => kv::KvType::F32,
+        KvType::Q8 => kv::KvType::Q8,
     };
     let layouts = decoder.layers.iter().map(|layer| {
         let Mixer::Attention(attention) = &layer.mixer;

@@ -287,19 +287,21 @@ impl Packer<'_> {
 
     fn matrix(&mut self, weight: &WeightRef, is_head: bool) -> Result<PackedMatrix, EngineError> {
         let matrix = self.weights.matrix(weight)?;
+        let (team, rows, cols) = (self.team, matrix.rows, matrix.cols);
+        // What was packed is read no more, so that memory never holds a large matrix twice.
+        let release = || self.weights.release(weight);
         let packed = match target(self.quant, &matrix, is_head) {
             Some(target) => {
-                PackedMatrix::quantize(self.team, target, matrix.rows, matrix.cols, |row, out| {
-                    matrix.row_f32(row, out);
-                })
+                let row = |row, out: &mut [f32]| matrix.row_f32(row, out);
+                PackedMatrix::quantize_in_parts(team, target, rows, cols, row, release)
             }
             None => {
-                PackedMatrix::pack(self.team, matrix.format, matrix.rows, matrix.cols, |row| matrix.row(row))
+                let row = |row| matrix.row(row);
+                PackedMatrix::pack_in_parts(team, matrix.format, rows, cols, row, release)
             }
         };
         let packed =
             packed.map_err(|error| EngineError::Model(format!("tensor {}: {error}", weight.tensor)))?;
-        self.weights.release(weight);
         self.done += matrix.rows * matrix.cols;
         (self.progress)(self.done as f32 / self.total.max(1) as f32);
         Ok(packed)

@@ -31,6 +31,10 @@ conform!(
     f32_with_f16_kv,
     engine(Format::F32, Features::default(), &CpuOptions { kv: KvType::F16, ..options(1) })
 );
+conform!(
+    q4_0_with_8_bit_kv,
+    engine(Format::Q4_0, Features::ALL, &CpuOptions { kv: KvType::Q8, ..options(2) })
+);
 conform!(bf16_all_features, engine(Format::Bf16, Features::ALL, &options(2)));
 conform!(q4_0, engine(Format::Q4_0, Features::default(), &options(2)));
 conform!(q4_1_all_features, engine(Format::Q4_1, Features::ALL, &options(2)));

@@ -165,7 +165,7 @@ fn cold(engine: &mut CpuEngine, live: &Live) -> Vec<u32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(48)))]
     #[test]
     fn any_timeline_gives_the_bits_of_a_cold_run(
         ops in ops(),

@@ -157,12 +157,14 @@ fn judged_text_likelihood_equals_transformers_and_int8_activations_cost_little()
     println!("mean NLL {nll:.6}, transformers {}", reference["mean_nll"]);
     assert!((nll - reference["mean_nll"].as_f64().unwrap()).abs() < 1e-4);
 
-    let only_kv = CpuOptions { kv: KvType::F16, ..CpuOptions::default().exact() };
+    let only_kv = |kv| CpuOptions { kv, ..CpuOptions::default().exact() };
     let only_int8 = CpuOptions { kv: KvType::F32, ..CpuOptions::default() };
     for (name, options, bound) in [
-        ("f16 KV", only_kv, 1e-4),
+        ("f16 KV", only_kv(KvType::F16), 1e-4),
         ("int8 activations", only_int8, 0.01),
         ("default", CpuOptions::default(), 0.01),
+        ("8-bit KV", only_kv(KvType::Q8), 0.01),
+        ("default with 8-bit KV", CpuOptions { kv: KvType::Q8, ..CpuOptions::default() }, 0.01),
     ] {
         let fast = log_probabilities(&mut engine(&model, &options), &tokens);
         let kl: Vec<f64> = exact
@@ -173,5 +175,50 @@ fn judged_text_likelihood_equals_transformers_and_int8_activations_cost_little()
         let mean = kl.iter().sum::<f64>() / kl.len() as f64;
         println!("{name}: mean KL {mean:.5} nats, largest {:.3}", kl.iter().copied().fold(0.0, f64::max));
         assert!(mean < bound, "{name}: mean KL {mean}");
+    }
+}
+
+/// The mean negative log-likelihood of each token after the first of its window.
+fn mean_nll(engine: &mut CpuEngine, tokens: &[u32], window: usize) -> f64 {
+    let (mut sum, mut scored) = (0.0, 0);
+    for window in tokens.chunks(window) {
+        let seq = engine.open(window.len(), None).unwrap();
+        let mut next = window[1..].iter();
+        for part in window.chunks(256) {
+            let row = Row { seq, input: Input::Tokens(part.to_vec()), want: Want::Logits(Which::All) };
+            let ticket = engine.submit(&[row]).unwrap();
+            let RowOut::Logits(logits) = engine.collect(ticket).unwrap().remove(0) else { panic!("no logits") };
+            for (logits, token) in logits.values.chunks(logits.vocab).zip(next.by_ref()) {
+                let max = logits.iter().copied().fold(f32::MIN, f32::max);
+                let total: f64 = logits.iter().map(|l| f64::from((l - max).exp())).sum();
+                sum += total.ln() - f64::from(logits[*token as usize] - max);
+                scored += 1;
+            }
+        }
+        engine.close(seq).unwrap();
+    }
+    sum / f64::from(scored)
+}
+
+#[test]
+fn judged_perplexity_is_that_of_the_weights() {
+    const TOKENS: usize = 8192;
+    const WINDOW: usize = 2048;
+    let Some(model) = model() else { return };
+    let text = std::fs::read_to_string(fixture("text/persuasion-long.txt")).unwrap();
+    let tokens = model.tokenizer.encode(&text, false).unwrap();
+    assert!(tokens.len() >= TOKENS, "{} tokens", tokens.len());
+    let perplexity = |options: &CpuOptions| {
+        mean_nll(&mut engine(&model, options), &tokens[..TOKENS], WINDOW).exp()
+    };
+    let exact = perplexity(&CpuOptions::default().exact());
+    println!("exact: perplexity {exact:.4}");
+    for (name, options, bound) in [
+        ("default", CpuOptions::default(), 0.005),
+        ("8-bit KV", CpuOptions { kv: KvType::Q8, ..CpuOptions::default() }, 0.005),
+    ] {
+        let fast = perplexity(&options);
+        println!("{name}: perplexity {fast:.4}, {:+.3} %", (fast / exact - 1.0) * 100.0);
+        assert!((fast / exact - 1.0).abs() < bound, "{name}: {fast} for {exact}");
     }
 }

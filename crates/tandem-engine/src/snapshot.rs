@@ -11,22 +11,26 @@ pub enum KvType {
     F16,
     /// IEEE single precision.
     F32,
+    /// 8-bit integers, and for each head of a token one scale in single precision that they are multiplied by.
+    Q8,
 }
 
 impl KvType {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
+    /// Bytes of a key, or a value, of one head of one token: `head_dim` numbers, and their scale if they have one.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
         match self {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
+            KvType::F16 => 2 * head_dim,
+            KvType::F32 => 4 * head_dim,
+            KvType::Q8 => head_dim + 4,
         }
     }
 
-    /// Its name (`f16`, `f32`).
+    /// Its name (`f16`, `f32`, `q8`).
     pub fn name(self) -> &'static str {
         match self {
             KvType::F16 => "f16",
             KvType::F32 => "f32",
+            KvType::Q8 => "q8",
         }
     }
 }
@@ -59,9 +63,9 @@ pub struct LayerKv {
     pub head_dim: usize,
     /// Number format of `k` and `v`.
     pub dtype: KvType,
-    /// Keys after rope, little endian, `[length, kv_heads, head_dim]`.
+    /// Keys after rope, little endian, `[length, kv_heads, head_dim]`; with `q8`, each head's scale follows its integers.
     pub k: Vec<u8>,
-    /// Values, little endian, `[length, kv_heads, head_dim]`.
+    /// Values, in the same order.
     pub v: Vec<u8>,
 }
 

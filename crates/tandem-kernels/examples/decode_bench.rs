@@ -113,7 +113,10 @@ impl Token<'_> {
     fn bytes(&self) -> usize {
         let layer = |layer: &Layer| {
             let [q, k, v] = &layer.qkv;
-            [q, k, v, &layer.o, &layer.gate, &layer.up, &layer.down].map(PackedMatrix::bytes).iter().sum::<usize>()
+            [q, k, v, &layer.o, &layer.gate, &layer.up, &layer.down]
+                .map(PackedMatrix::bytes)
+                .iter()
+                .sum::<usize>()
         };
         let kv = self.layers.len() * self.depth * 2 * KV.row_bytes();
         self.layers.iter().map(layer).sum::<usize>() + self.head.bytes() + kv

@@ -4,6 +4,9 @@
 //! `d * q` with `d = max|x| / 127` and `q` in -127..=127, and every matrix that reads the row shares it. The exact mode
 //! of an engine simply does not quantize; the products then use the f32 values.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
 use std::ops::Range;
 
 use tandem_model::format::BLOCK;
@@ -262,6 +265,8 @@ pub(crate) fn quantize_row(
             #[cfg(target_arch = "x86_64")]
             // SAFETY: such a path exists only where the CPU has these features.
             Isa::Avx2 | Isa::Avx512 => unsafe { quantize_block_avx2(values, q) },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::quantize_block(values, q),
             _ => quantize_block(values, q),
         };
         scales[i] = scale;

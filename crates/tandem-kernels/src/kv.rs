@@ -415,7 +415,8 @@ mod tests {
                 .chunks(layout.head_dim)
                 .flat_map(|head| {
                     let largest = head.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-                    let integers = head.iter().map(move |x| (x * (127.0 / largest)).round_ties_even() as i8 as u8);
+                    let integers =
+                        head.iter().map(move |x| (x * (127.0 / largest)).round_ties_even() as i8 as u8);
                     integers.chain((largest / 127.0).to_ne_bytes()).collect::<Vec<_>>()
                 })
                 .collect(),

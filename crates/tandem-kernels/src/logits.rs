@@ -106,7 +106,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(64)))]
 
         #[test]
         fn the_first_greatest_number_wins(

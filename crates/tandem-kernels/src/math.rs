@@ -1,8 +1,11 @@
-//! Elementary functions on f32: a scalar form, and AVX2 and AVX-512 forms that give the same bits.
+//! Elementary functions on f32: a scalar form and SIMD forms that give the same bits.
 //!
 //! `exp` follows Cephes' `expf`: `x = n ln 2 + r` with `|r| <= ln 2 / 2`, a polynomial of degree 6 in `r`, and `2^n` by
 //! the exponent bits. It is within 2 ulp of the true value; below -86.6 it is exactly 0, above 88.73 infinite, and NaN
 //! stays NaN.
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 
 use crate::path::{Isa, Path};
 
@@ -72,6 +75,8 @@ impl Activation {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: such a path exists only where the CPU has these features.
             Isa::Avx2 | Isa::Avx512 => unsafe { avx2::gate(self, gate, up) },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::gate(self, gate, up),
             _ => 0,
         };
         for (gate, up) in gate.iter_mut().zip(up).skip(done) {

@@ -14,16 +14,19 @@ pub enum Isa {
     Avx2,
     /// All of `Avx2`, and AVX-512 F, BW, VL and VNNI.
     Avx512,
+    /// AArch64 with the dot products of ARMv8.2 (`dotprod`), as every Apple M has them.
+    Neon,
 }
 
 impl Isa {
-    const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon];
 
     fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
         }
     }
 
@@ -44,10 +47,23 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Isa::Neon => false,
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn is_supported(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            Isa::Neon => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            Isa::Avx2 | Isa::Avx512 => false,
+        }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn is_supported(self) -> bool {
         self == Isa::Scalar
     }
@@ -103,7 +119,7 @@ impl Path {
         }
     }
 
-    /// The path of that name (`scalar`, `avx2`, `avx512`).
+    /// The path of that name (`scalar`, `avx2`, `avx512`, `neon`).
     ///
     /// # Errors
     /// If the name is unknown or this CPU cannot run that path.

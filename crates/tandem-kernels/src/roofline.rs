@@ -5,6 +5,9 @@
 //! that do nothing else, on the team and the kernel path that the kernels themselves run on. A figure is the best of
 //! several tries: for a limit, whatever made a try slower does not count.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -74,6 +77,8 @@ pub fn int8_peak(team: &Team) -> f64 {
         Isa::Avx512 => x86::INT8_AVX512,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::INT8_AVX2,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::INT8,
         _ => scalar::OPERATIONS,
     };
     let chain = |_| match path.isa() {
@@ -83,6 +88,9 @@ pub fn int8_peak(team: &Team) -> f64 {
         // SAFETY: the path proves that the instructions exist.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::int8_avx2() },
+        // SAFETY: the path proves that the instructions exist.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unsafe { neon::int8() },
         _ => scalar::int8(),
     };
     peak(team, per_round, chain)
@@ -96,6 +104,8 @@ pub fn f32_peak(team: &Team) -> f64 {
         Isa::Avx512 => x86::F32_AVX512,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::F32_AVX2,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::F32,
         _ => scalar::OPERATIONS,
     };
     let chain = |_| match path.isa() {
@@ -105,6 +115,9 @@ pub fn f32_peak(team: &Team) -> f64 {
         // SAFETY: the path proves that the instructions exist.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::f32_avx2() },
+        // SAFETY: the path proves that the instructions exist.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unsafe { neon::f32() },
         _ => scalar::f32(),
     };
     peak(team, per_round, chain)

@@ -335,7 +335,7 @@ impl Team {
             taken.0.store(whole(i).start, Ordering::Relaxed);
         }
         let arrived = Padded(AtomicUsize::new(0));
-        let work = || {
+        let work = &|| {
             let first = arrived.0.fetch_add(1, Ordering::Relaxed);
             for i in (first..first + shares.len()).map(|i| i % shares.len()) {
                 let end = whole(i).end;
@@ -349,10 +349,10 @@ impl Team {
             }
         };
         // SAFETY: as nobody is active, nobody reads the cell.
-        unsafe { *shared.job.get() = job(&work) };
+        unsafe { *shared.job.get() = job(work) };
         shared.state.0.store(state::open(self.run.get()), Ordering::SeqCst);
         shared.worker_waits.iter().for_each(|waiter| waiter.0.wake());
-        shared.guard(&work);
+        shared.guard(work);
         if state::active(shared.state.0.fetch_or(state::CLOSED, Ordering::SeqCst)) > 0 {
             shared.caller_waits.0.wait(|| state::active(shared.state()) == 0);
         }
@@ -508,10 +508,16 @@ mod tests {
     #[test]
     fn a_run_within_a_run_is_refused() {
         thread_local!(static TEAM: Team = Team::new(2).unwrap());
+        let (caller, arrived) = (thread::current().id(), AtomicUsize::new(0));
         let panic = catch_unwind(|| {
             TEAM.with(|team| {
-                team.run(|worker| {
-                    if worker == 0 {
+                team.run(|_| {
+                    // Each thread makes one call: it does not leave before the other is there.
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                    while arrived.load(Ordering::SeqCst) < 2 {
+                        thread::yield_now();
+                    }
+                    if thread::current().id() == caller {
                         TEAM.with(|team| team.run(|_| ()));
                     }
                 });
@@ -546,7 +552,9 @@ mod tests {
         // A worker that is late for the run must not take the end for another run that it missed.
         let (sender, ended) = std::sync::mpsc::channel();
         thread::spawn(move || {
-            for round in 0..20_000 {
+            let start = Instant::now();
+            // An emulated machine starts threads slowly.
+            for round in (0..20_000).take_while(|_| start.elapsed() < Duration::from_secs(10)) {
                 let team = Team::new(2 + round % 3).unwrap();
                 team.run(|_| ());
             }

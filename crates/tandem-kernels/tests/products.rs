@@ -140,7 +140,7 @@ fn shape() -> impl Strategy<Value = (usize, usize, usize, u64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(24)))]
 
     #[test]
     fn rows_come_back_from_their_panels((rows, blocks, _, seed) in shape(), odd in 0usize..32) {
@@ -375,6 +375,24 @@ fn empty_products_do_nothing() {
     let mut out = [1.0; 6];
     matmul(&team, &hollow, &x, &mut out, 3, 0, Mode::Store);
     assert_eq!(out, [0.0; 6]);
+}
+
+#[test]
+fn a_large_matrix_is_packed_part_by_part() {
+    let (rows, cols) = (5000, 1025);
+    let value = |row: usize, col: usize| (row * 31 + col) as f32;
+    let stored = |row: usize| -> Vec<u8> { (0..cols).flat_map(|col| value(row, col).to_le_bytes()).collect() };
+    let stored: Vec<Vec<u8>> = (0..rows).map(stored).collect();
+    let team = Team::new(2).unwrap();
+    let mut parts = 0;
+    let row = |row: usize| stored[row].as_slice();
+    let packed = PackedMatrix::pack_in_parts(&team, Format::F32, rows, cols, row, || parts += 1).unwrap();
+    assert_eq!(parts, 3, "20 MiB");
+    let mut out = vec![0.0; cols];
+    for at in [0, 15, 16, 2047, 2048, 2064, 4111, 4999] {
+        packed.dequantize_row(at, &mut out);
+        assert!(out.iter().enumerate().all(|(col, x)| *x == value(at, col)), "row {at}");
+    }
 }
 
 #[test]

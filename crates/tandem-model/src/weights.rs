@@ -24,6 +24,9 @@ pub enum Source {
     Memory(Arc<[u8]>),
 }
 
+/// Bytes that are read before they are released.
+const PIECE: usize = 8 << 20;
+
 /// A read-only mapping of a whole file.
 #[derive(Debug)]
 pub struct MappedFile {
@@ -234,8 +237,11 @@ impl Weights {
             for (name, tensor) in &self.tensors {
                 hasher.update(format!("{name}\0{}\0{:?}\0", tensor.format.name(), tensor.shape).as_bytes());
                 for part in tensor.parts() {
-                    hasher.update(part.as_slice());
-                    part.release();
+                    // Piece by piece, so that never a whole tensor of the file is in memory beside its packed form.
+                    for piece in part.as_slice().chunks(PIECE) {
+                        hasher.update(piece);
+                        part.release();
+                    }
                 }
             }
             hasher.finalize().to_hex().to_string()

@@ -48,6 +48,7 @@ pub fn options(args: &LoadArgs, threads: Option<usize>, context: usize) -> CpuOp
         threads,
         context: Some(context),
         quant,
+        kv: args.kv(),
         memory_budget: args.memory_budget,
         ..CpuOptions::default()
     };

@@ -99,9 +99,8 @@ impl Sequence {
                 let first = window.map_or(0, |window| (token + 1).saturating_sub(window));
                 let scores: Vec<f64> = (first..=token)
                     .map(|t| {
-                        let dot: f64 = (0..dim)
-                            .map(|d| f64::from(self.q[place + d]) * k[kv_place(t) + d])
-                            .sum();
+                        let dot: f64 =
+                            (0..dim).map(|d| f64::from(self.q[place + d]) * k[kv_place(t) + d]).sum();
                         let score = dot * f64::from(scale);
                         softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     })
@@ -147,7 +146,7 @@ fn shapes() -> impl Strategy<Value = AttentionShape> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(48)))]
 
     #[test]
     fn it_is_softmax_attention(shape in shapes(), tokens in 1usize..600, seed: u64) {

@@ -32,18 +32,21 @@ fn groups<L: Lanes>(rows: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Calls `$kernel::<L, E, R, N>` with R the length of a group.
+/// Calls `$kernel::<L, E, R, N>` with R the length of a group, and N as many wide vectors as fit the registers beside it,
+/// but no more than `$most` (2 or 4).
 macro_rules! for_group {
-    ($lanes:expr, $rows:expr, $kernel:ident, $args:tt) => {
+    ($lanes:expr, $rows:expr, $most:literal, $kernel:ident, $args:tt) => {
         match ($rows, L::ACCUMULATORS >= 24) {
-            (1, _) => for_group!(@ $lanes, $kernel, 1, 2, $args),
-            (2, _) => for_group!(@ $lanes, $kernel, 2, 2, $args),
+            (1, false) => for_group!(@ $lanes, $kernel, 1, 2, $args),
+            (2, false) => for_group!(@ $lanes, $kernel, 2, 2, $args),
             (3, false) => for_group!(@ $lanes, $kernel, 3, 1, $args),
             (4, false) => for_group!(@ $lanes, $kernel, 4, 1, $args),
             (_, false) => for_group!(@ $lanes, $kernel, 6, 1, $args),
-            (3, true) => for_group!(@ $lanes, $kernel, 3, 2, $args),
-            (4, true) => for_group!(@ $lanes, $kernel, 4, 2, $args),
-            (6, true) => for_group!(@ $lanes, $kernel, 6, 2, $args),
+            (1, true) => for_group!(@ $lanes, $kernel, 1, $most, $args),
+            (2, true) => for_group!(@ $lanes, $kernel, 2, $most, $args),
+            (3, true) => for_group!(@ $lanes, $kernel, 3, $most, $args),
+            (4, true) => for_group!(@ $lanes, $kernel, 4, $most, $args),
+            (6, true) => for_group!(@ $lanes, $kernel, 6, $most, $args),
             (_, true) => for_group!(@ $lanes, $kernel, 12, 2, $args),
         }
     };
@@ -58,7 +61,7 @@ pub(super) fn scores<L: Lanes, E: Element>(lanes: L, q: &[f32], keys: &[[E; KV_B
     for group in groups::<L>(out.len()) {
         let q = &q[group.start * dim..group.end * dim];
         let out = &mut out[group];
-        for_group!(lanes, out.len(), scores_of, (q, keys, out));
+        for_group!(lanes, out.len(), 2, scores_of, (q, keys, out));
     }
 }
 
@@ -107,7 +110,7 @@ pub(super) fn weigh<L: Lanes, E: Element>(
     for group in groups::<L>(weights.len()) {
         let acc = &mut acc[group.start * dim..group.end * dim];
         let weights = &weights[group];
-        for_group!(lanes, weights.len(), weigh_of, (weights, values, dim, tokens.clone(), acc));
+        for_group!(lanes, weights.len(), 4, weigh_of, (weights, values, dim, tokens.clone(), acc));
     }
 }
 

@@ -5,7 +5,7 @@
 //! is therefore the same source with the same lane order, and agrees with it to the bit: all operations used are
 //! correctly rounded by IEEE 754 (add, multiply, fused multiply-add, division, square root, conversions), and the
 //! two horizontal reductions have a fixed tree. Where a lane is an output and never a part of a sum, kernels take
-//! sixteen at a time ([`Lanes::W`]): one register of AVX-512, two of AVX2, with the same bits.
+//! sixteen at a time ([`Lanes::W`]): one register of AVX-512, two of AVX2, four of NEON, with the same bits.
 //!
 //! A token is made from a [`Path`](crate::path::Path) that proves the features, which is what makes its methods safe.
 //! They must end up inside a function compiled *with* those features to become instructions, and [`Lanes::vectorize`]
@@ -15,6 +15,8 @@ use half::f16;
 
 use crate::math;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
@@ -113,7 +115,20 @@ macro_rules! with_lanes {
 }
 
 /// Evaluates an expression with `$lanes` bound to the [`Lanes`] of a [`Path`](crate::path::Path).
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+macro_rules! with_lanes {
+    ($path:expr, $lanes:ident => $body:expr) => {{
+        if let Some($lanes) = $crate::lanes::neon::Neon::on($path) {
+            $body
+        } else {
+            let $lanes = $crate::lanes::Scalar;
+            $body
+        }
+    }};
+}
+
+/// Evaluates an expression with `$lanes` bound to the [`Lanes`] of a [`Path`](crate::path::Path).
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 macro_rules! with_lanes {
     ($path:expr, $lanes:ident => $body:expr) => {{
         let _: $crate::path::Path = $path;

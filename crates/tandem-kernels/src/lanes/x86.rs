@@ -221,10 +221,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     fn halves(self, w: __m512) -> [__m256; 2] {
-        op!([
-            _mm512_castps512_ps256(w),
-            _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(w))),
-        ])
+        op!([_mm512_castps512_ps256(w), _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(w))),])
     }
     #[inline(always)]
     fn add_wide(self, a: __m512, b: __m512) -> __m512 {

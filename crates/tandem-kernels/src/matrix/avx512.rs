@@ -92,9 +92,10 @@ unsafe fn int_tile<K: Kind, const T: usize>(
                 }
                 for i in 0..4 {
                     let w = groups::<K>(values, i);
-                    for t in 0..T {
-                        let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
-                        for side in 0..2 {
+                    // Rows go in turn, so that no multiplication waits for the one before it.
+                    for side in 0..2 {
+                        for t in 0..T {
+                            let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
                             let q = _mm512_set1_epi32(q.add(4 * side).read_unaligned());
                             if shape.split {
                                 let negative = _mm512_movepi8_mask(w[side]);

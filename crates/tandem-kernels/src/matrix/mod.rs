@@ -15,6 +15,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kind;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 mod pack;
 mod product;
 mod quantize;

@@ -11,6 +11,9 @@ use super::{PANEL, PackedMatrix, unit_bytes};
 use crate::buffer::{HugeBuffer, OutOfMemory};
 use crate::team::Team;
 
+/// Bytes that are packed before the source may be forgotten.
+const PART: usize = 8 << 20;
+
 /// Why a matrix could not be packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
@@ -55,10 +58,26 @@ impl PackedMatrix {
         cols: usize,
         row: impl Fn(usize) -> R + Sync,
     ) -> Result<PackedMatrix, PackError> {
+        PackedMatrix::pack_in_parts(team, format, rows, cols, row, || ())
+    }
+
+    /// As [`PackedMatrix::pack`]; after each few MiB it calls `packed`, which may tell the system to forget what was read:
+    /// so a large matrix is never in memory twice.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::pack`].
+    pub fn pack_in_parts<'a, R: Into<StoredRow<'a>>>(
+        team: &Team,
+        format: Format,
+        rows: usize,
+        cols: usize,
+        row: impl Fn(usize) -> R + Sync,
+        packed: impl FnMut(),
+    ) -> Result<PackedMatrix, PackError> {
         let values = format.row_bytes(cols).ok_or(PackError::Columns { format, cols })?;
         let expected = values + 2 * format.scale_row_bytes(cols);
         let wrong = Mutex::new(None);
-        let matrix = PackedMatrix::build(team, format, rows, cols, |index, panel| {
+        let fill = |index: usize, panel: &mut [u8]| {
             for lane in 0..PANEL.min(rows - index * PANEL) {
                 let stored = row(index * PANEL + lane).into();
                 if !format.is_row(&stored, cols) {
@@ -74,24 +93,31 @@ impl PackedMatrix {
                 }
                 pack_lane(format, stored, lane, panel);
             }
-        })?;
+        };
+        let matrix = PackedMatrix::build(team, format, rows, cols, fill, packed)?;
         wrong.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(matrix), Err)
     }
 
-    /// A matrix whose panels `fill(index, bytes)` writes, in parallel; padding lanes stay zero.
+    /// A matrix whose panels `fill(index, bytes)` writes, in parallel; padding lanes stay zero. After each part it calls
+    /// `filled`.
     pub(super) fn build(
         team: &Team,
         format: Format,
         rows: usize,
         cols: usize,
         fill: impl Fn(usize, &mut [u8]) + Sync,
+        mut filled: impl FnMut(),
     ) -> Result<PackedMatrix, PackError> {
         let bytes =
             PackedMatrix::packed_bytes(format, rows, cols).ok_or(OutOfMemory { bytes: usize::MAX })?;
         let mut matrix = PackedMatrix { format, rows, cols, data: HugeBuffer::zeroed(bytes)? };
         if bytes > 0 {
             let panel = bytes / matrix.panels();
-            team.chunks_mut(&mut matrix.data, panel, 4, fill);
+            let panels = PART.div_ceil(panel);
+            for (part, bytes) in matrix.data.chunks_mut(panels * panel).enumerate() {
+                team.chunks_mut(bytes, panel, 4, |i, panel| fill(part * panels + i, panel));
+                filled();
+            }
         }
         Ok(matrix)
     }

@@ -8,16 +8,20 @@ use std::ops::Range;
 
 use tandem_model::format::BLOCK;
 
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{PANEL, PackedMatrix, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use crate::activations::Activations;
+use crate::activations::{Activations, Writer};
 use crate::math::Activation;
 use crate::path::{Isa, Path};
 use crate::team::{SharedMut, Team};
 
 /// Rows of activations that a kernel call handles: their outputs are collected on the stack.
 const TILE: usize = 64;
+/// The same where there are only so many rows. In decoding, clearing a large tile would be felt.
+const SMALL_TILE: usize = 4;
 /// Panels that a kernel call handles at most: together they make a block of 32 outputs.
 const STRIP: usize = BLOCK / PANEL;
 /// Values of activations that should stay in the second-level cache.
@@ -25,8 +29,8 @@ const CACHED: usize = 512 << 10;
 /// Parts for each thread when work is dealt out.
 const DEALS: usize = 8;
 
-/// Outputs of some panels for some rows, `[panel][row][lane]`.
-type Tile = [[f32; PANEL]; STRIP * TILE];
+/// Outputs of some panels for some rows, `[panel][row][lane]`, without gaps where there are fewer rows than `T`.
+type Tile<const T: usize> = [[[f32; PANEL]; T]; STRIP];
 
 /// What a product does with the output that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,12 +84,30 @@ pub fn matmul_each(
         assert!((x.rows() - 1) * stride + end <= out.len(), "output of {}", out.len());
         free = end;
     }
-    let (out, path) = (SharedMut::new(out), team.path());
+    let out = SharedMut::new(out);
+    if x.rows() <= SMALL_TILE {
+        products::<SMALL_TILE>(team, weights, x, &out, stride, mode);
+    } else {
+        products::<TILE>(team, weights, x, &out, stride, mode);
+    }
+}
+
+/// [`matmul_each`] in tiles of `T` rows, with all shapes checked.
+fn products<const T: usize>(
+    team: &Team,
+    weights: &[(&PackedMatrix, usize)],
+    x: &Activations,
+    out: &SharedMut<'_, f32>,
+    stride: usize,
+    mode: Mode,
+) {
+    let path = team.path();
     let panels: usize = weights.iter().map(|(weights, _)| weights.panels()).sum();
     let strip = if panels >= team.threads() * DEALS * STRIP { STRIP } else { 1 };
     let strips = weights.iter().map(|(weights, _)| weights.panels().div_ceil(strip)).sum();
     for_parts(team, strips, x, |strips, rows| {
-        let mut tile: Tile = [[0.0; PANEL]; STRIP * TILE];
+        let mut tile: Tile<T> = [[[0.0; PANEL]; T]; STRIP];
+        let tile = tile.as_flattened_mut();
         let mut before = 0;
         for (weights, offset) in weights {
             let panels = weights.panels();
@@ -93,8 +115,8 @@ pub fn matmul_each(
             for first in mine.map(|i| (i - before) * strip) {
                 let last = panels.min(first + strip);
                 let part = first * PANEL..weights.rows().min(last * PANEL);
-                for_tiles(rows.clone(), |rows| {
-                    strip_product(path, weights, first..last, x, rows.clone(), &mut tile);
+                for_tiles::<T>(rows.clone(), |rows| {
+                    strip_product(path, weights, first..last, x, rows.clone(), tile);
                     let count = rows.len();
                     for (i, row) in rows.enumerate() {
                         let start = row * stride + offset;
@@ -132,18 +154,36 @@ pub fn gate_up(
     assert_eq!(x.cols(), gate.cols(), "columns of activations and weights");
     assert_eq!(out.cols(), gate.rows(), "columns of the output and rows of the weights");
     out.resize(x.rows());
-    let path = team.path();
     let (cols, out) = (out.cols(), out.writer(quantize));
+    if x.rows() <= SMALL_TILE {
+        gated::<SMALL_TILE>(team, gate, up, x, activation, cols, &out);
+    } else {
+        gated::<TILE>(team, gate, up, x, activation, cols, &out);
+    }
+}
+
+/// [`gate_up`] in tiles of `T` rows, with all shapes checked.
+fn gated<const T: usize>(
+    team: &Team,
+    gate: &PackedMatrix,
+    up: &PackedMatrix,
+    x: &Activations,
+    activation: Activation,
+    cols: usize,
+    out: &Writer<'_>,
+) {
+    let path = team.path();
     // A strip is a block of the output, so that the thread that made it can quantize it.
     for_parts(team, cols.div_ceil(BLOCK), x, |strips, rows| {
-        let mut gates: Tile = [[0.0; PANEL]; STRIP * TILE];
+        let mut gates: Tile<T> = [[[0.0; PANEL]; T]; STRIP];
         let mut ups = gates;
+        let (gates, ups) = (gates.as_flattened_mut(), ups.as_flattened_mut());
         for strip in strips {
             let part = strip * BLOCK..cols.min((strip + 1) * BLOCK);
             let panels = strip * STRIP..gate.panels().min((strip + 1) * STRIP);
-            for_tiles(rows.clone(), |rows| {
-                strip_product(path, gate, panels.clone(), x, rows.clone(), &mut gates);
-                strip_product(path, up, panels.clone(), x, rows.clone(), &mut ups);
+            for_tiles::<T>(rows.clone(), |rows| {
+                strip_product(path, gate, panels.clone(), x, rows.clone(), gates);
+                strip_product(path, up, panels.clone(), x, rows.clone(), ups);
                 let (count, used) = (rows.len(), rows.len() * panels.len());
                 // All at once, so that the long chain of one exponential overlaps with the next.
                 activation.gate(path, gates[..used].as_flattened_mut(), ups[..used].as_flattened());
@@ -181,10 +221,10 @@ fn for_parts(team: &Team, strips: usize, x: &Activations, f: impl Fn(Range<usize
     });
 }
 
-/// Cuts rows into tiles.
-fn for_tiles(rows: Range<usize>, mut f: impl FnMut(Range<usize>)) {
-    for start in rows.clone().step_by(TILE) {
-        f(start..rows.end.min(start + TILE));
+/// Cuts rows into tiles of `T`.
+fn for_tiles<const T: usize>(rows: Range<usize>, mut f: impl FnMut(Range<usize>)) {
+    for start in rows.clone().step_by(T) {
+        f(start..rows.end.min(start + T));
     }
 }
 
@@ -195,7 +235,7 @@ fn strip_product(
     panels: Range<usize>,
     x: &Activations,
     rows: Range<usize>,
-    out: &mut Tile,
+    out: &mut [[f32; PANEL]],
 ) {
     let (format, out) = (weights.format(), &mut out[..panels.len() * rows.len()]);
     let each = rows.len();
@@ -210,6 +250,9 @@ fn strip_product(
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above.
                     Isa::Avx512 => unsafe { avx512::int(format, panel, &x, out) },
+                    #[cfg(target_arch = "aarch64")]
+                    // SAFETY: as above.
+                    Isa::Neon => unsafe { neon::int(format, panel, &x, out) },
                     _ => scalar::int(format, panel, &x, out),
                 }
             }
@@ -224,6 +267,9 @@ fn strip_product(
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 Isa::Avx512 => unsafe { avx512::float(format, panels, &x, out) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                Isa::Neon => unsafe { neon::float(format, panels, &x, out) },
                 _ => scalar::float(format, panels, &x, out),
             }
         }

@@ -5,6 +5,7 @@ use tandem_model::format::{BLOCK, Format};
 
 use super::pack::{PackError, pack_lane};
 use super::{PANEL, PackedMatrix};
+#[cfg(target_arch = "x86_64")]
 use crate::path::Isa;
 use crate::team::Team;
 
@@ -39,10 +40,25 @@ impl PackedMatrix {
         cols: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<PackedMatrix, PackError> {
+        PackedMatrix::quantize_in_parts(team, target, rows, cols, row, || ())
+    }
+
+    /// As [`PackedMatrix::quantize`], calling `packed` as [`PackedMatrix::pack_in_parts`] does.
+    ///
+    /// # Errors
+    /// As [`PackedMatrix::quantize`].
+    pub fn quantize_in_parts(
+        team: &Team,
+        target: Target,
+        rows: usize,
+        cols: usize,
+        row: impl Fn(usize, &mut [f32]) + Sync,
+        packed: impl FnMut(),
+    ) -> Result<PackedMatrix, PackError> {
         let format = target.format();
         let path = team.path();
         let bytes = format.row_bytes(cols).ok_or(PackError::Columns { format, cols })?;
-        PackedMatrix::build(team, format, rows, cols, |index, panel| {
+        let fill = |index: usize, panel: &mut [u8]| {
             let (mut values, mut stored) = (vec![0.0; cols], vec![0; bytes]);
             for lane in 0..PANEL.min(rows - index * PANEL) {
                 row(index * PANEL + lane, &mut values);
@@ -50,11 +66,13 @@ impl PackedMatrix {
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: such a path exists only where the CPU has these features.
                     Isa::Avx2 | Isa::Avx512 => unsafe { quantize_row_avx2(target, &values, &mut stored) },
+                    // Code for AArch64 is compiled for NEON in any case.
                     _ => quantize_row(target, &values, &mut stored),
                 }
                 pack_lane(format, (&stored).into(), lane, panel);
             }
-        })
+        };
+        PackedMatrix::build(team, format, rows, cols, fill, packed)
     }
 }
 

@@ -112,11 +112,10 @@ impl Costs {
             [_, layers @ .., head] => (*head, layers.iter().fold(Work::default(), |sum, work| sum + *work)),
             _ => (Work::default(), Work::default()),
         };
-        let value_bytes = if load.exact { 4.0 } else { 2.0 };
         let attention = decoder.layers.iter().map(|layer| {
             let Mixer::Attention(attention) = &layer.mixer;
             Attention {
-                kv_bytes: (2 * attention.kv_heads * attention.head_dim) as f64 * value_bytes,
+                kv_bytes: (2 * attention.kv_heads * load.kv().head_bytes(attention.head_dim)) as f64,
                 operations: (4 * attention.heads * attention.head_dim) as f64,
                 window: attention.window.unwrap_or(usize::MAX),
             }

@@ -17,6 +17,7 @@ mod test;
 use std::time::Instant;
 
 use indicatif::ProgressBar;
+use tandem_engine::KvType;
 use tandem_kernels::path::Path;
 
 use self::limits::{Costs, Machine};
@@ -108,6 +109,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<Report> {
             rounds: args.rounds.get(),
             threads,
             quant: format!("{:?}", args.load.quant).to_lowercase(),
+            kv: args.load.kv().name(),
             exact: args.load.exact,
         },
         peers: peers.collect(),
@@ -158,8 +160,11 @@ fn warnings(args: &BenchArgs, load: Option<f64>, cores: Option<usize>) -> Vec<St
              compare"
         ));
     }
-    if !args.peer.is_empty() && (args.load.exact || args.load.quant != QuantArg::None) {
-        warnings.push(format!("{LLAMA_CPP} computes as it always does, whatever --exact and --quant say"));
+    let default = args.load.quant == QuantArg::None && args.load.kv() == KvType::F16;
+    if !args.peer.is_empty() && !default {
+        warnings.push(format!(
+            "{LLAMA_CPP} computes as it always does, whatever --exact, --quant and --kv-quant say"
+        ));
     }
     warnings
 }

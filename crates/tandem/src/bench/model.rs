@@ -112,6 +112,8 @@ impl Model {
         }
         if self.load.exact {
             arguments.push("--exact".into());
+        } else {
+            arguments.extend(["--kv-quant".into(), value_name(&self.load.kv_quant).into()]);
         }
         arguments.extend(["--json".into(), "--ignore-eos".into()]);
         arguments

@@ -69,6 +69,7 @@ pub struct Settings {
     pub rounds: usize,
     pub threads: Vec<usize>,
     pub quant: String,
+    pub kv: &'static str,
     pub exact: bool,
 }
 
@@ -249,7 +250,8 @@ impl Report {
             let weights = weight_bytes >> 20;
             facts.push(("model", format!("{name} ({architecture}, {weights} MiB packed, blake3 {short})")));
             let exact = if self.settings.exact { ", exact" } else { "" };
-            facts.push(("rounds", format!("{}, interleaved{exact}", self.settings.rounds)));
+            let Settings { rounds, kv, .. } = &self.settings;
+            facts.push(("rounds", format!("{rounds}, interleaved; KV in {kv}{exact}")));
         }
         for Peer { name, path, build } in &self.peers {
             facts.push(("peer", format!("{name} {path} (build {})", build.clone().unwrap_or_else(unknown))));

@@ -1,5 +1,6 @@
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
+use tandem_engine::KvType;
 
 /// How to run a model, whatever it is used for.
 #[derive(Debug, Clone, Args)]
@@ -30,8 +31,12 @@ pub struct LoadArgs {
     #[arg(long, value_enum, default_value_t = QuantArg::None)]
     pub quant: QuantArg,
 
+    /// Number format of the KV cache
+    #[arg(long, value_enum, default_value_t = KvArg::F16)]
+    pub kv_quant: KvArg,
+
     /// Keep activations and the KV cache in 32-bit floats: slower, nothing rounded on top of the weights
-    #[arg(long)]
+    #[arg(long, conflicts_with = "kv_quant")]
     pub exact: bool,
 
     /// Most memory for weights, KV cache and work together, such as 900MiB or 2GB [default: what is available]
@@ -47,6 +52,25 @@ pub enum QuantArg {
     Q8,
     /// As they are stored
     None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvArg {
+    /// 16-bit floats
+    F16,
+    /// 8-bit integers with a scale for each head: little more than half the memory
+    Q8,
+}
+
+impl LoadArgs {
+    /// Number format of the KV cache.
+    pub fn kv(&self) -> KvType {
+        match self.kv_quant {
+            _ if self.exact => KvType::F32,
+            KvArg::F16 => KvType::F16,
+            KvArg::Q8 => KvType::Q8,
+        }
+    }
 }
 
 pub(super) fn threads(text: &str) -> Result<usize, String> {

@@ -158,9 +158,18 @@ fn every_format_and_precision_runs() {
         let ran = tandem(&["run", gguf.to_str().unwrap(), "Hi", "-n", "3", "--raw", "--ignore-eos"]).run();
         assert_eq!(ran.code, Some(0), "{file}: {}", ran.err);
     }
-    for flags in [["--exact"].as_slice(), &["--quant", "q8"], &["--quant", "q4"], &["--context", "0"]] {
+    for flags in [
+        ["--exact"].as_slice(),
+        &["--quant", "q8"],
+        &["--quant", "q4"],
+        &["--kv-quant", "f16"],
+        &["--kv-quant", "q8"],
+        &["--context", "0"],
+    ] {
         answer(&[&["-n", "3"], flags].concat());
     }
+    let both = tandem(&["run", "model", "Hi", "--exact", "--kv-quant", "q8"]).run();
+    assert!(both.code == Some(2) && both.err.contains("cannot be used with"), "{}", both.err);
 }
 
 #[test]
