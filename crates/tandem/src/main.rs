@@ -32,6 +32,7 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Serve(args) => commands::serve::run(args),
+        Command::Export(args) => commands::export::run(args),
         Command::Pull(args) => commands::pull::run(args),
         Command::List(args) => commands::list::run(args),
         Command::Rm(args) => commands::rm::run(args),

@@ -5,6 +5,7 @@ mod bench;
 mod completions;
 mod doctor;
 mod engine;
+mod export;
 mod list;
 mod pull;
 mod rm;
@@ -18,6 +19,7 @@ pub use bench::{BenchArgs, BenchOutput};
 pub use completions::CompletionsArgs;
 pub use doctor::DoctorArgs;
 pub use engine::{EngineArgs, LoadArgs, QuantArg};
+pub use export::{ExportArgs, ExportQuant, KvArg, OpsetArg, TargetArg};
 pub use list::ListArgs;
 pub use pull::PullArgs;
 pub use rm::RmArgs;
@@ -43,6 +45,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Answer over HTTP, as OpenAI's API does
     Serve(Box<ServeArgs>),
+    /// Make Core ML packages of a model
+    Export(Box<ExportArgs>),
     /// Fetch a model, or bring it up to date
     Pull(PullArgs),
     /// Show the models on this machine

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod doctor;
+pub mod export;
 pub mod list;
 pub mod pull;
 pub mod rm;

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod bench;
+mod export;
 mod help;
 mod models;
 mod run;
