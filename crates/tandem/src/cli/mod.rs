@@ -1,11 +1,13 @@
 //! The command line's grammar. A flag stands together with its documentation; each command's are one struct in its own
 //! file.
 
+mod audit;
 mod bench;
 mod completions;
 mod doctor;
 mod engine;
 mod export;
+mod inspect;
 mod list;
 mod pull;
 mod rm;
@@ -15,11 +17,13 @@ mod serve;
 
 use clap::{Parser, Subcommand};
 
+pub use audit::AuditArgs;
 pub use bench::{BenchArgs, BenchOutput};
 pub use completions::CompletionsArgs;
 pub use doctor::DoctorArgs;
 pub use engine::{EngineArgs, LoadArgs, QuantArg};
 pub use export::{ExportArgs, ExportQuant, KvArg, OpsetArg, TargetArg};
+pub use inspect::InspectArgs;
 pub use list::ListArgs;
 pub use pull::PullArgs;
 pub use rm::RmArgs;
@@ -54,6 +58,10 @@ pub enum Command {
     List(ListArgs),
     /// Remove a model from this machine
     Rm(RmArgs),
+    /// Predict which operators of a Core ML package will not run on the Neural Engine
+    Audit(AuditArgs),
+    /// Show what a Core ML package holds
+    Inspect(InspectArgs),
     /// Show what this machine offers and what Tandem makes of it
     Doctor(DoctorArgs),
     /// Measure speed and memory, beside another runner and the limits of this machine

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod bench;
+mod coreml;
 mod export;
 mod help;
 mod models;
