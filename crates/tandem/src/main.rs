@@ -2,7 +2,7 @@
 //!
 //! Two habits hold everywhere: standard output carries the answer and nothing else, so that it can be piped; and an
 //! error says what happened, then what to do about it (`hint:`), on standard error. Exit codes: 0 done, 1 failed,
-//! 2 used wrongly, 130 interrupted.
+//! 2 used wrongly, 130 interrupted. `tandem audit` has codes of its own: 2 over the limit, 3 uncertain.
 
 mod bench;
 mod cli;
@@ -12,6 +12,7 @@ mod interrupt;
 mod measure;
 mod model;
 mod output;
+mod package;
 mod progress;
 mod prompt;
 mod report;
@@ -30,9 +31,12 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Serve(args) => commands::serve::run(args),
+        Command::Export(args) => commands::export::run(args),
         Command::Pull(args) => commands::pull::run(args),
         Command::List(args) => commands::list::run(args),
         Command::Rm(args) => commands::rm::run(args),
+        Command::Audit(args) => commands::audit::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
         Command::Doctor(args) => commands::doctor::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Completions(args) => commands::completions::run(args),

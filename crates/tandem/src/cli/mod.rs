@@ -1,10 +1,13 @@
 //! The command line's grammar. A flag stands together with its documentation; each command's are one struct in its own
 //! file.
 
+mod audit;
 mod bench;
 mod completions;
 mod doctor;
 mod engine;
+mod export;
+mod inspect;
 mod list;
 mod pull;
 mod rm;
@@ -14,10 +17,13 @@ mod serve;
 
 use clap::{Parser, Subcommand};
 
+pub use audit::AuditArgs;
 pub use bench::{BenchArgs, BenchOutput};
 pub use completions::CompletionsArgs;
 pub use doctor::DoctorArgs;
 pub use engine::{EngineArgs, LoadArgs, QuantArg};
+pub use export::{ExportArgs, ExportQuant, KvArg, OpsetArg, TargetArg};
+pub use inspect::InspectArgs;
 pub use list::ListArgs;
 pub use pull::PullArgs;
 pub use rm::RmArgs;
@@ -57,6 +63,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Answer over HTTP, as OpenAI's API does
     Serve(Box<ServeArgs>),
+    /// Make Core ML packages of a model
+    Export(Box<ExportArgs>),
     /// Fetch a model, or bring it up to date
     Pull(PullArgs),
     /// Show the models on this machine
@@ -64,6 +72,10 @@ pub enum Command {
     List(ListArgs),
     /// Remove a model from this machine
     Rm(RmArgs),
+    /// Predict which operators of a Core ML package will not run on the Neural Engine
+    Audit(AuditArgs),
+    /// Show what a Core ML package holds
+    Inspect(InspectArgs),
     /// Show what this machine offers and what Tandem makes of it
     Doctor(DoctorArgs),
     /// Measure speed and memory, beside another runner and the limits of this machine

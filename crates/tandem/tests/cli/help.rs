@@ -2,7 +2,20 @@ use super::tandem;
 
 #[test]
 fn help_texts() {
-    for command in ["", "run", "serve", "pull", "list", "rm", "doctor", "bench", "completions"] {
+    for command in [
+        "",
+        "run",
+        "serve",
+        "export",
+        "pull",
+        "list",
+        "rm",
+        "doctor",
+        "bench",
+        "audit",
+        "inspect",
+        "completions",
+    ] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let name = if command.is_empty() { "tandem" } else { command };
         insta::assert_snapshot!(format!("help-{name}"), tandem(&args).ok());

@@ -5,6 +5,8 @@
 
 mod bad_input;
 mod bench;
+mod coreml;
+mod export;
 mod help;
 mod models;
 mod run;

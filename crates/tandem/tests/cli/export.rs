@@ -1,0 +1,49 @@
+use super::{fixture, model, tandem};
+
+#[test]
+fn a_model_becomes_packages_that_say_how_they_belong_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let out_name = out.to_str().unwrap();
+    let args =
+        ["export", &model(), out_name, "-c", "128", "--prefill", "16", "--quant", "lut4", "--chunks", "2"];
+    let said = tandem(&args).ok();
+    assert!(said.contains("model-1-of-2.mlpackage  layers 0 to 0"), "{said}");
+    let json = std::fs::read(out.join("tandem.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(manifest["quantization"], "lut4");
+    for file in ["model-2-of-2.mlpackage/Manifest.json", "embedding.bin", "tokenizer.json"] {
+        assert!(out.join(file).is_file(), "{file}");
+    }
+}
+
+#[test]
+fn random_weights_take_the_place_of_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let config = fixture("llama-gqa").join("config.json");
+    let dummy = ["--dummy-weights", config.to_str().unwrap(), "-c", "128"];
+    let said = tandem(&[&["export", out.to_str().unwrap()], dummy.as_slice()].concat()).ok();
+    assert!(said.contains("model.mlpackage"), "{said}");
+    let ran = tandem(&[&["export", "a", "b"], dummy.as_slice()].concat()).run();
+    assert!(ran.code == Some(1) && ran.err.contains("in place of MODEL"), "{}", ran.err);
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let (model, out_name) = (model(), out.to_str().unwrap());
+    for (flags, words) in [
+        (["--quant", "int4"].as_slice(), "int4 for the Neural Engine"),
+        (&["--prefill", "60"], "not made of whole prefill calls of 60"),
+        (&["--batch", "2"], "a batch of 2 cannot be exported yet"),
+        (&["--chunks", "9"], "9 chunks of 3 layers"),
+        (&["--context", "8192"], "more than the 512 this model handles"),
+    ] {
+        let ran = tandem(&[&["export", &model, out_name], flags].concat()).run();
+        assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""), "{flags:?}");
+        assert!(ran.err.contains(words) && ran.err.contains("hint: "), "{}", ran.err);
+        assert!(!out.exists());
+    }
+}
