@@ -163,7 +163,7 @@ def check_cancellation():
     deadline = time.monotonic() + 20
     while True:
         now = metrics()
-        if now['tandem_requests_total{outcome="cancelled"}'] == before + 1 and now["tandem_requests_running"] == 0:
+        if now['tandem_requests_total{outcome="cancelled"}'] == before + 1 and now[f'tandem_requests_running{{model="{MODEL}",engine="cpu"}}'] == 0:
             break
         assert time.monotonic() < deadline, now
         time.sleep(0.05)

@@ -175,6 +175,7 @@ impl CpuEngine {
             exact_truncate: true,
             snapshots: true,
             batch_invariant: true,
+            overlaps: false,
             kv_bytes_per_token,
         };
         Ok(Self {

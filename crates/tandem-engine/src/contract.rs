@@ -125,6 +125,9 @@ pub struct Capabilities {
     pub snapshots: bool,
     /// A row's result has the same bits whatever the batch, the chunking and the number of threads.
     pub batch_invariant: bool,
+    /// `submit` returns before the step is computed, so that submitting the next one first keeps the device busy. Where
+    /// it does not, that gains nothing.
+    pub overlaps: bool,
     /// KV bytes that one more token of a long sequence costs.
     pub kv_bytes_per_token: u64,
 }

@@ -17,6 +17,7 @@ pub mod gguf;
 pub mod rope;
 pub mod safetensors;
 pub mod tokenizer;
+pub mod tools;
 pub mod weights;
 
 pub use chat::{ChatTemplate, Message, RenderOptions};
@@ -25,4 +26,5 @@ pub use decoder::Decoder;
 pub use error::ModelError;
 pub use generation::GenerationConfig;
 pub use tokenizer::{Detokenizer, Tokenizer};
+pub use tools::{CallFormat, CallParser, CallPiece, ToolCall};
 pub use weights::Weights;

@@ -90,10 +90,10 @@ pub(crate) fn channel(capacity: usize, place: Place) -> (Sender, Receiver) {
 }
 
 impl Sender {
-    /// Whether another event fits. If not, the reader will say when.
-    pub fn has_room(&self) -> bool {
+    /// Whether so many more events fit. If not, the reader will say when.
+    pub fn has_room(&self, events: usize) -> bool {
         let mut state = self.shared.lock();
-        state.paused = state.events.len() >= self.shared.capacity;
+        state.paused = state.events.len() + events > self.shared.capacity;
         !state.paused
     }
 
@@ -126,6 +126,15 @@ impl Receiver {
         }
     }
 
+    /// As [`Receiver::take`], but does not wait.
+    #[cfg(test)]
+    pub fn try_take(&self) -> Option<Option<Taken>> {
+        match self.0.lock().take(self.0.capacity) {
+            Poll::Ready(taken) => Some(taken),
+            Poll::Pending => None,
+        }
+    }
+
     /// As [`Receiver::take`], but wakes the task instead of waiting.
     pub fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         let mut state = self.0.lock();
@@ -153,6 +162,10 @@ impl Places {
 
     pub fn limit(&self) -> usize {
         self.limit
+    }
+
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Acquire)
     }
 
     pub fn take(&self) -> Option<Place> {

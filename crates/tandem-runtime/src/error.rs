@@ -1,5 +1,7 @@
 //! Why a request was not answered.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use tandem_engine::EngineError;
 
@@ -17,11 +19,27 @@ pub enum RuntimeError {
     Busy {
         /// How many this actor takes.
         limit: usize,
+        /// When the next of them is likely to end.
+        retry_after: Duration,
     },
+    /// The actor answers what it has and then ends.
+    #[error("the engine is being shut down. hint: send the request to another server, or after the restart")]
+    Draining,
     /// The actor has shut down.
     #[error("the engine has been shut down")]
     ShutDown,
     /// A stop string without a character would stop everything.
     #[error("a stop string is empty. hint: leave it out")]
     EmptyStop,
+}
+
+impl RuntimeError {
+    /// When the same request may succeed; `None` if it never will here, however long one waits.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Busy { retry_after, .. } => Some(*retry_after),
+            Self::Crashed(_) => Some(Duration::from_secs(1)),
+            Self::Engine(_) | Self::Draining | Self::ShutDown | Self::EmptyStop => None,
+        }
+    }
 }

@@ -9,10 +9,14 @@
 //! A request is answered by a [`TokenStream`]. It is bounded: a slow reader pauses its own sequence and nobody else's.
 //! Dropping it is the cancel. [`TextStream`] wraps it on the reader's side and turns token ids into text, holding back
 //! what may be half a character or the start of a stop string; the engine's thread never does that work.
+//!
+//! A [`Coordinator`] holds the actors of all models and decides which engine serves a request, and says why.
 
 mod actor;
 mod channel;
+mod coordinator;
 mod error;
+mod load;
 mod message;
 mod prefix;
 mod scheduler;
@@ -21,7 +25,12 @@ mod stream;
 mod text;
 
 pub use actor::{Actor, ActorHandle, Options};
+pub use coordinator::{
+    Candidate, Choice, Coordinator, Decision, Policy, Prospect, ReadyError, Refusal, RouteError, Routed,
+    Shape, Threshold,
+};
 pub use error::RuntimeError;
+pub use load::{Load, LoadState};
 pub use message::{
     Command, Done, EngineState, Event, Reason, Request, RequestId, Route, Status, Timing, Token, Usage,
 };

@@ -1,7 +1,9 @@
 //! The data that crosses between an actor and everyone else. All of it serializes.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
-use tandem_engine::{Capabilities, Memory, SampleSpec};
+use tandem_engine::{AdapterId, Capabilities, Memory, SampleSpec};
 
 use crate::RuntimeError;
 
@@ -22,6 +24,10 @@ pub enum Command {
     Resume(RequestId),
     /// Say how you are.
     Status,
+    /// Free the KV that is kept of ended requests.
+    ClearPrefixes,
+    /// Take no more requests, answer those there are and end the thread; end what is not answered after this time.
+    Drain(Duration),
     /// End all requests and the thread.
     Shutdown,
 }
@@ -39,6 +45,12 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Most tokens of prompt and answer together; `None` is the engine's context, which it cannot exceed.
     pub context: Option<usize>,
+    /// The adapter to answer with.
+    #[serde(default)]
+    pub adapter: Option<AdapterId>,
+    /// Who comes first where not all can: higher before lower, 0 is normal.
+    #[serde(default)]
+    pub priority: i8,
 }
 
 /// What a stream carries. The last event is `Done` or `Error`, and nothing follows it.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use crate::actor::Envelope;
 use crate::channel::Receiver;
-use crate::message::{Command, Event, Reason, RequestId};
+use crate::message::{Command, Done, Event, Reason, RequestId, Route};
 use crate::{RuntimeError, channel};
 
 /// The events of one request, in order; `next` waits, [`TokenStream::poll_next`] does not. The last is [`Event::Done`] or [`Event::Error`].
@@ -17,6 +17,8 @@ use crate::{RuntimeError, channel};
 pub struct TokenStream {
     events: Receiver,
     control: StreamControl,
+    /// Why this engine, if whoever chose it has said.
+    route: Option<Route>,
     ended: bool,
 }
 
@@ -31,7 +33,13 @@ pub struct StreamControl {
 impl TokenStream {
     pub(crate) fn new(id: RequestId, events: Receiver, mailbox: SyncSender<Envelope>) -> Self {
         let control = StreamControl { id, mailbox, finished: Arc::default() };
-        Self { events, control, ended: false }
+        Self { events, control, route: None, ended: false }
+    }
+
+    /// The same stream, whose `Done` carries this route.
+    pub(crate) fn routed(mut self, route: Route) -> Self {
+        self.route = Some(route);
+        self
     }
 
     /// The request.
@@ -93,7 +101,13 @@ impl TokenStream {
             None => Event::Error(RuntimeError::ShutDown),
         };
         self.ended = !matches!(event, Event::Token(_));
-        event
+        match (event, self.route.take()) {
+            (Event::Done(done), Some(route)) => Event::Done(Done { route, ..done }),
+            (event, route) => {
+                self.route = route;
+                event
+            }
+        }
     }
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tandem_engine::fake::FakeEngine;
 use tandem_engine::{Engine, EngineError, EngineFactory, SampleSpec};
 use tandem_runtime::{
-    Actor, ActorHandle, Command, Done, EngineState, Event, Options, Reason, Request, RequestId, RuntimeError,
+    Actor, ActorHandle, Command, Done, EngineState, Event, LoadState, Options, Reason, Request, RequestId,
+    RuntimeError,
 };
 
 const VOCAB: usize = 97;
@@ -34,6 +35,8 @@ fn request(prompt: usize, max_tokens: usize) -> Request {
         max_tokens: Some(max_tokens),
         stop_tokens: Vec::new(),
         context: None,
+        adapter: None,
+        priority: 0,
     }
 }
 
@@ -174,7 +177,10 @@ fn more_requests_than_there_are_places_are_refused_with_the_number() {
     let actor = Actor::spawn(factory(), &options).unwrap();
     let handle = actor.handle();
     let streams: Vec<_> = (0..2).map(|_| handle.generate(request(5, 100)).unwrap()).collect();
-    assert_eq!(handle.generate(request(5, 1)).unwrap_err(), RuntimeError::Busy { limit: 2 });
+    assert_eq!(
+        handle.generate(request(5, 1)).unwrap_err(),
+        RuntimeError::Busy { limit: 2, retry_after: Duration::from_secs(1) }
+    );
     // An ended request's place is free before its reader sees the end.
     for stream in streams {
         done(stream.last().unwrap());
@@ -202,6 +208,91 @@ fn shutting_down_ends_everything() {
     assert_eq!(stream.last().unwrap(), Event::Error(RuntimeError::ShutDown));
     assert_eq!(handle.generate(request(5, 1)).unwrap_err(), RuntimeError::ShutDown);
     assert_eq!(handle.status().unwrap_err(), RuntimeError::ShutDown);
+}
+
+/// Looks until `seen`, as a coordinator does that never asks the worker.
+fn until(handle: &ActorHandle, what: &str, seen: impl Fn(&tandem_runtime::Load) -> bool) {
+    for _ in 0..2000 {
+        if seen(&handle.load()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{what}: {:?}", handle.load());
+}
+
+#[test]
+fn the_load_is_known_without_asking_the_worker() {
+    let (go, wait) = std::sync::mpsc::channel();
+    let error = EngineError::Device("no such device".to_owned());
+    let mut outcomes = vec![None, Some(error.clone())];
+    let actor = spawn(Box::new(move || {
+        wait.recv().unwrap();
+        match outcomes.pop().flatten() {
+            Some(error) => Err(error),
+            None => Ok(Box::new(engine()) as Box<dyn Engine>),
+        }
+    }));
+    let handle = actor.handle();
+    let first = handle.generate(request(5, 3)).unwrap();
+    let load = handle.load();
+    assert_eq!((load.state, load.running, load.waiting), (LoadState::Loading, 0, 1));
+    go.send(()).unwrap();
+    assert_eq!(first.last().unwrap(), Event::Error(error.clone().into()));
+    let LoadState::Failed { error: shown, retry_in } = handle.load().state else {
+        panic!("{:?}", handle.load())
+    };
+    assert_eq!(shown, error.into());
+    assert!(retry_in <= Duration::from_millis(300));
+    // It tries again of itself.
+    until(&handle, "loading", |load| load.state == LoadState::Loading);
+    go.send(()).unwrap();
+    until(&handle, "ready", |load| matches!(&load.state, LoadState::Ready(can) if can.engine == "fake"));
+    assert_eq!(handle.load().restarts, 1);
+
+    let mut stream = handle.generate(request(5, 4000)).unwrap();
+    stream.next().unwrap();
+    until(&handle, "running", |load| load.running == 1 && load.memory.kv_exclusive > 0);
+    drop(stream);
+    until(&handle, "idle", |load| (load.running, load.waiting, load.memory.kv_exclusive) == (0, 0, 0));
+    let text = serde_json::to_string(&handle.load()).unwrap();
+    assert_eq!(serde_json::from_str::<tandem_runtime::Load>(&text).unwrap(), handle.load());
+    drop(actor);
+    assert_eq!(handle.load().state, LoadState::Stopped);
+}
+
+#[test]
+fn draining_answers_what_was_taken_and_refuses_the_rest() {
+    let actor = spawn(factory());
+    let handle = actor.handle();
+    let streams: Vec<_> = (0..40).map(|i| handle.generate(request(5 + i, 50)).unwrap()).collect();
+    handle.drain(Duration::from_secs(60));
+    assert_eq!(handle.load().state, LoadState::Draining);
+    let refusal = handle.generate(request(5, 1)).unwrap_err();
+    assert_eq!(refusal, RuntimeError::Draining);
+    for stream in streams {
+        assert_eq!(done(stream.last().unwrap()).usage.generated, 50);
+    }
+    until(&handle, "stopped", |load| load.state == LoadState::Stopped);
+    assert_eq!(handle.generate(request(5, 1)).unwrap_err(), RuntimeError::ShutDown);
+}
+
+#[test]
+fn a_drain_ends_what_takes_too_long() {
+    let options = Options { stream_capacity: 2, ..Options::default() };
+    let actor = Actor::spawn(factory(), &options).unwrap();
+    let mut unread = actor.handle().generate(request(5, 50)).unwrap();
+    unread.next().unwrap();
+    actor.drain(Duration::from_millis(50));
+    assert_eq!(unread.last().unwrap(), Event::Error(RuntimeError::ShutDown));
+}
+
+#[test]
+fn an_engine_that_is_broken_is_drained_at_once() {
+    let error = EngineError::Device("no such device".to_owned());
+    let actor = spawn(Box::new(move || Err(error.clone())));
+    assert!(actor.handle().ready().is_err());
+    actor.drain(Duration::from_secs(3600));
 }
 
 #[test]

@@ -22,6 +22,8 @@ fn request(prompt: u32) -> Request {
         max_tokens: Some(60),
         stop_tokens: Vec::new(),
         context: None,
+        adapter: None,
+        priority: 0,
     }
 }
 

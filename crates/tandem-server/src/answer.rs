@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tandem_model::Detokenizer;
-use tandem_runtime::{Done, Reason, Request, RuntimeError, TextEvent, TextStream, Token, Usage};
+use tandem_runtime::{Done, Reason, RuntimeError, TextEvent, TextStream, Token, TokenStream, Usage};
 
-use crate::metrics::{Metrics, Ongoing};
+use crate::calls::{Call, Calls, CallsEnd};
+use crate::metrics::{Ongoing, Outcome, Series};
 use crate::request::Ask;
 use crate::{ApiError, Model};
 
@@ -19,8 +21,10 @@ pub(crate) enum Step {
     Piece {
         /// Which.
         index: usize,
-        /// By this; empty only beside tokens.
+        /// By this text.
         text: String,
+        /// And by these calls of tools, each whole.
+        calls: Vec<Call>,
         /// The tokens of it, where log-probabilities were asked for.
         tokens: Vec<Token>,
     },
@@ -30,6 +34,8 @@ pub(crate) enum Step {
         index: usize,
         /// How.
         done: Done,
+        /// What was called, where the request has tools.
+        calls: Option<CallsEnd>,
     },
 }
 
@@ -45,6 +51,8 @@ pub(crate) struct Answer {
     ready: VecDeque<Result<Step, ApiError>>,
     arrived: Instant,
     pub ongoing: Ongoing,
+    /// Those of the engine that serves.
+    pub series: Arc<Series>,
 }
 
 #[derive(Debug)]
@@ -53,6 +61,10 @@ struct Choice {
     stream: Option<TextStream>,
     /// Tokens none of whose text has come out yet, and where it begins: they may turn out to belong to a stop string.
     held: Vec<(usize, Token)>,
+    /// Tokens whose text has come out of the stream, but not yet as text or as a call.
+    undecided: Vec<Token>,
+    /// Where the request has tools.
+    calls: Option<Calls>,
     /// Bytes of text that came out.
     shown: usize,
     /// Bytes of text in all.
@@ -62,31 +74,35 @@ struct Choice {
 }
 
 impl Answer {
-    /// Queues the requests.
+    /// Reads `streams`, one for each choice.
     ///
     /// # Errors
-    /// No room for all of them; then none runs.
-    pub fn start(
+    /// A stop string that would stop everything.
+    pub fn new(
+        streams: Vec<TokenStream>,
         model: &Model,
-        requests: Vec<Request>,
         ask: &Ask,
         arrived: Instant,
         ongoing: Ongoing,
+        series: Arc<Series>,
     ) -> Result<Self, (ApiError, Ongoing)> {
-        let choice = |request| {
-            let tokens = model.handle.generate(request)?;
-            let detokenizer = Detokenizer::new(&model.tokenizer, true);
+        let choice = |tokens| {
+            let calls = model.calls(ask);
+            let marks = calls.iter().flat_map(Calls::marks);
+            let detokenizer = Detokenizer::new(&model.tokenizer, true).showing(marks);
             let stream = Some(TextStream::new(tokens, detokenizer, ask.stop.iter().cloned())?);
             Ok(Choice {
                 stream,
                 held: Vec::new(),
+                undecided: Vec::new(),
+                calls,
                 shown: 0,
                 length: 0,
                 last_token: None,
                 usage: Usage::default(),
             })
         };
-        match requests.into_iter().map(choice).collect::<Result<_, RuntimeError>>() {
+        match streams.into_iter().map(choice).collect::<Result<_, RuntimeError>>() {
             Err(error) => Err((error.into(), ongoing)),
             Ok(choices) => Ok(Self {
                 choices,
@@ -96,8 +112,15 @@ impl Answer {
                 ready: VecDeque::new(),
                 arrived,
                 ongoing,
+                series,
             }),
         }
+    }
+
+    /// Ends it as answered.
+    pub fn complete(self) {
+        self.series.tokens(&self.usage());
+        self.ongoing.end(Outcome::Completed);
     }
 
     /// How many choices there are.
@@ -154,7 +177,7 @@ impl Answer {
                     }
                     TextEvent::Piece { text, token } => {
                         if token.is_some() {
-                            choice.tick(&self.ongoing.metrics, self.arrived);
+                            choice.tick(&self.series, self.arrived);
                         }
                         let begins = choice.length;
                         choice.shown += text.len();
@@ -164,28 +187,40 @@ impl Answer {
                             continue;
                         }
                         let out = choice.held.partition_point(|(begins, _)| *begins < choice.shown);
-                        Step::Piece {
-                            index,
-                            text,
-                            tokens: choice.held.drain(..out).map(|(_, t)| t).collect(),
+                        choice.undecided.extend(choice.held.drain(..out).map(|(_, token)| token));
+                        let (text, calls) = match &mut choice.calls {
+                            None => (text, Vec::new()),
+                            Some(calls) => calls.push(&text),
+                        };
+                        if choice.calls.as_ref().is_some_and(Calls::complete)
+                            && let Some(stream) = &choice.stream
+                        {
+                            stream.control().finish(Reason::Interrupted);
                         }
+                        if text.is_empty() && calls.is_empty() {
+                            continue;
+                        }
+                        Step::Piece { index, text, calls, tokens: std::mem::take(&mut choice.undecided) }
                     }
                     TextEvent::Done(done) => {
                         (choice.stream, choice.usage) = (None, done.usage);
-                        let mut held = std::mem::take(&mut choice.held);
-                        if matches!(done.reason, Reason::StopString { .. }) {
-                            held.clear();
+                        let mut tokens = std::mem::take(&mut choice.undecided);
+                        if !matches!(done.reason, Reason::StopString { .. }) {
+                            tokens.extend(choice.held.drain(..).map(|(_, token)| token));
                         }
-                        let done = Step::Done { index, done };
-                        if held.is_empty() {
+                        let (text, calls, end) = match choice.calls.take() {
+                            None => (String::new(), Vec::new(), None),
+                            Some(reading) => {
+                                let (text, calls, end) = reading.finish();
+                                (text, calls, Some(end))
+                            }
+                        };
+                        let done = Step::Done { index, done, calls: end };
+                        if text.is_empty() && calls.is_empty() && tokens.is_empty() {
                             done
                         } else {
                             self.ready.push_back(Ok(done));
-                            Step::Piece {
-                                index,
-                                text: String::new(),
-                                tokens: held.into_iter().map(|(_, t)| t).collect(),
-                            }
+                            Step::Piece { index, text, calls, tokens }
                         }
                     }
                 };
@@ -199,11 +234,11 @@ impl Answer {
 
 impl Choice {
     /// A token has come.
-    fn tick(&mut self, metrics: &Metrics, arrived: Instant) {
+    fn tick(&mut self, series: &Series, arrived: Instant) {
         let now = Instant::now();
         match self.last_token.replace(now) {
-            None => metrics.ttft.observe(now - arrived),
-            Some(last) => metrics.inter_token.observe(now - last),
+            None => series.ttft.observe(now - arrived),
+            Some(last) => series.inter_token.observe(now - last),
         }
     }
 }

@@ -1,32 +1,32 @@
 //! What each path does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::BodyExt;
-use serde_json::{Value, json};
-use tandem_runtime::{EngineState, Status, Token};
+use serde_json::Value;
+use tandem_model::Tokenizer;
+use tandem_runtime::{Coordinator, Load, Route, RouteError, Routed, Token};
 
 use crate::answer::{Answer, Step};
+use crate::calls::Call;
 use crate::error::json_response;
+use crate::guard::guard;
 use crate::metrics::{Metrics, Ongoing, Outcome};
 use crate::reply::{Endpoint, Head};
 use crate::request::{self, Ask};
-use crate::{ApiError, Model, stream};
+use crate::{ApiError, Model, operation, page, stream};
 
 /// How long a stream may keep its client without a status while nothing has been generated.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long an engine may take to say how it is; it answers between two steps.
-const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a server behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,31 +61,47 @@ impl Default for Options {
     }
 }
 
-/// A model and what its clients share.
+/// Models and what their clients share.
 #[derive(Debug)]
 pub struct App {
-    pub(crate) model: Arc<Model>,
+    pub(crate) models: Vec<Arc<Model>>,
+    pub(crate) coordinator: Coordinator,
     pub(crate) options: Options,
-    metrics: Arc<Metrics>,
-    started: SystemTime,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) started: SystemTime,
     answers: AtomicU64,
-    /// One question at a time, so that a busy engine's mailbox does not fill with them.
-    asking: Arc<tokio::sync::Mutex<()>>,
+    ending: AtomicBool,
 }
 
 type Shared = State<Arc<App>>;
 
 impl App {
-    /// Serves one model.
-    pub fn new(model: Model, options: Options) -> Self {
+    /// Serves these models by the engines that `coordinator` holds for them under their names.
+    pub fn new(models: Vec<Model>, coordinator: Coordinator, options: Options) -> Self {
+        let engines = models.iter().flat_map(|model| {
+            let loads = coordinator.loads(&model.id).unwrap_or_default();
+            loads.into_iter().map(|(engine, _)| (model.id.as_str(), engine))
+        });
+        let metrics = Arc::new(Metrics::new(engines));
         Self {
-            model: Arc::new(model),
+            models: models.into_iter().map(Arc::new).collect(),
+            coordinator,
             options,
-            metrics: Arc::default(),
+            metrics,
             started: SystemTime::now(),
             answers: AtomicU64::new(0),
-            asking: Arc::default(),
+            ending: AtomicBool::new(false),
         }
+    }
+
+    /// Takes no more requests; those under way have as long as the options say.
+    pub(crate) fn end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+        self.coordinator.drain(self.options.drain);
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 
     /// All paths.
@@ -93,13 +109,14 @@ impl App {
         Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completion))
-            .route("/v1/models", get(models))
-            .route("/v1/models/{*id}", get(model))
-            .route("/tokenize", post(tokenize))
-            .route("/detokenize", post(detokenize))
-            .route("/", get(page))
-            .route("/health", get(health))
-            .route("/metrics", get(metrics))
+            .route("/v1/models", get(operation::models))
+            .route("/v1/models/{*id}", get(operation::model))
+            .route("/v1/route", post(operation::route))
+            .route("/tokenize", post(operation::tokenize))
+            .route("/detokenize", post(operation::detokenize))
+            .merge(page::router())
+            .route("/health", get(operation::health))
+            .route("/metrics", get(operation::metrics))
             .fallback(|| async {
                 ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path")
             })
@@ -111,37 +128,35 @@ impl App {
             .with_state(Arc::clone(self))
     }
 
-    /// Checks that the named model is the one served here. A request that names none means it.
-    fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
-        match name {
-            Some(name) if name != self.model.id => {
-                let shown: String = name.chars().take(100).collect();
-                let message = format!("there is no model `{shown}` here, only `{}`", self.model.id);
-                let param = Some("model".to_owned());
-                Err(ApiError { param, ..ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message) })
+    /// The model of that name. A request that names none means the only one.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, ApiError> {
+        let found = match (name, self.models.as_slice()) {
+            (None, [only]) => Some(only),
+            (None, _) => None,
+            (Some(name), models) => models.iter().find(|model| model.is_called(name)),
+        };
+        found.ok_or_else(|| {
+            let ids: Vec<String> = self.models.iter().map(|model| format!("`{}`", model.id)).collect();
+            let ids = ids.join(", ");
+            let param = Some("model".to_owned());
+            match name {
+                Some(name) => {
+                    let shown: String = name.chars().take(100).collect();
+                    let message = format!("there is no model `{shown}` here, only {ids}");
+                    ApiError { param, ..ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message) }
+                }
+                None => ApiError::field("model", format!("`model` is missing; there are {ids}")),
             }
-            _ => Ok(()),
-        }
+        })
     }
 
-    /// How the engine is; `None` if it does not say.
-    async fn status(&self) -> Option<Status> {
-        let asking = Arc::clone(&self.asking);
-        let handle = self.model.handle.clone();
-        let answer = async {
-            let turn = asking.lock_owned().await;
-            let ask = move || {
-                let status = handle.status();
-                drop(turn);
-                status
-            };
-            tokio::task::spawn_blocking(ask).await
-        };
-        tokio::time::timeout(STATUS_PATIENCE, answer).await.ok()?.ok()?.ok()
+    /// How the model's engines are.
+    pub(crate) fn loads(&self, model: &Model) -> Vec<(&str, Load)> {
+        self.coordinator.loads(&model.id).unwrap_or_default()
     }
 
     /// Reads a JSON body.
-    async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
+    pub(crate) async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
         // Browsers send any other type across origins without asking first.
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.and_then(|kind| kind.split(';').next());
@@ -169,90 +184,55 @@ impl App {
     where
         E: FnOnce(&Model) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
     {
-        let requests = match self.prepare(ask, encode).await {
-            Ok(requests) => requests,
+        let (model, routed) = match self.prepare(ask, encode).await {
+            Ok(prepared) => prepared,
             Err(error) => return Err((error, ongoing)),
         };
-        let mut answer = Answer::start(&self.model, requests, ask, arrived, ongoing)?;
+        let Routed { streams, decision } = routed;
+        let series = self.metrics.engine(&model.id, &decision.route.engine);
+        series.routed(decision.kind);
+        let mut answer = Answer::new(streams, model, ask, arrived, ongoing, series)?;
         if ask.stream
             && let Err(error) = answer.begin(HEAD_PATIENCE).await
         {
             return Err((error, answer.ongoing));
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let (id, model) = (self.id(endpoint), self.model.id.clone());
-        let head = Head { endpoint, id, created, model };
+        let head = Head { endpoint, id: self.id(endpoint), created, model: model.id.clone() };
         let mut response = if ask.stream {
-            stream::response(answer, head, self.model.tokenizer.clone(), ask)
+            stream::response(answer, head, model.tokenizer.clone(), ask)
         } else {
-            self.collect(answer, &head, ask).await?
+            collect(answer, &head, &model.tokenizer, ask).await?
         };
-        let route = self.model.route();
-        if let Ok(route) = HeaderValue::from_str(&format!("{}; {}", route.engine, route.reason)) {
-            response.headers_mut().insert("x-tandem-route", route);
-        }
+        response.headers_mut().insert("x-tandem-route", route_header(&decision.route));
         Ok(response)
     }
 
-    async fn prepare<E>(&self, ask: &Ask, encode: E) -> Result<Vec<tandem_runtime::Request>, ApiError>
+    /// Everything before the first token: the prompts, and an engine that takes them.
+    async fn prepare<E>(&self, ask: &Ask, encode: E) -> Result<(&Arc<Model>, Routed), ApiError>
     where
         E: FnOnce(&Model) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
     {
-        self.check_model(ask.model.as_deref())?;
-        let prompts = self.off_thread(encode).await?;
-        self.model.requests(&prompts, ask)
+        let model = self.model(ask.model.as_deref())?;
+        let prompts = self.off_thread(model, encode).await?;
+        let requests = model.requests(&prompts, ask)?;
+        let routed = self.coordinator.generate(&model.id, &requests, ask.engine.as_deref());
+        Ok((model, routed.map_err(|error| refused(error, &prompts, ask))?))
     }
 
     /// Does work that would hold up other connections.
-    async fn off_thread<T: Send + 'static>(
+    pub(crate) async fn off_thread<T: Send + 'static>(
         &self,
+        model: &Arc<Model>,
         work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let model = Arc::clone(&self.model);
+        let model = Arc::clone(model);
         let done = tokio::task::spawn_blocking(move || work(&model)).await;
         done.unwrap_or_else(|error| {
             tracing::error!(%error, "a request's preparation");
             let message = "the server failed on this request";
             Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message))
         })
-    }
-
-    /// The whole answer as one object.
-    async fn collect(
-        &self,
-        mut answer: Answer,
-        head: &Head,
-        ask: &Ask,
-    ) -> Result<Response, (ApiError, Ongoing)> {
-        #[derive(Default, Clone)]
-        struct Choice {
-            text: String,
-            tokens: Vec<Token>,
-            shown: Option<Value>,
-        }
-        let mut choices = vec![Choice::default(); answer.choices()];
-        while let Some(step) = answer.next().await {
-            match step {
-                Err(error) => return Err((error, answer.ongoing)),
-                Ok(Step::Piece { index, text, tokens }) => {
-                    choices[index].text += &text;
-                    choices[index].tokens.extend(tokens);
-                }
-                Ok(Step::Done { index, done }) => {
-                    let Choice { text, tokens, shown } = &mut choices[index];
-                    let logprobs = match ask.logprobs {
-                        None => Value::Null,
-                        Some(_) => head.logprobs(tokens, &self.model.tokenizer, &mut 0),
-                    };
-                    *shown = Some(head.choice(index, text, &logprobs, &done));
-                }
-            }
-        }
-        let usage = answer.usage();
-        self.metrics.tokens(&usage);
-        answer.ongoing.end(Outcome::Completed);
-        let choices: Vec<Value> = choices.into_iter().filter_map(|c| c.shown).collect();
-        Ok(json_response(StatusCode::OK, &head.whole(&choices, &usage)))
     }
 
     /// Unique over this server's life, and over others' as far as clocks tell.
@@ -264,12 +244,66 @@ impl App {
         let started = self.started.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
         format!("{prefix}-{started:016x}{:08x}", self.answers.fetch_add(1, Ordering::Relaxed))
     }
+}
 
-    fn model_json(&self) -> Value {
-        let created = self.started.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let (id, context) = (&self.model.id, self.model.capabilities.context);
-        json!({ "id": id, "object": "model", "created": created, "owned_by": "tandem", "context_length": context })
+/// The whole answer as one object.
+async fn collect(
+    mut answer: Answer,
+    head: &Head,
+    tokenizer: &Tokenizer,
+    ask: &Ask,
+) -> Result<Response, (ApiError, Ongoing)> {
+    #[derive(Default, Clone)]
+    struct Choice {
+        text: String,
+        calls: Vec<Call>,
+        tokens: Vec<Token>,
+        shown: Option<Value>,
     }
+    let mut choices = vec![Choice::default(); answer.choices()];
+    while let Some(step) = answer.next().await {
+        match step {
+            Err(error) => return Err((error, answer.ongoing)),
+            Ok(Step::Piece { index, text, calls, tokens }) => {
+                choices[index].text += &text;
+                choices[index].calls.extend(calls);
+                choices[index].tokens.extend(tokens);
+            }
+            Ok(Step::Done { index, done, calls: end }) => {
+                let Choice { text, calls, tokens, shown } = &mut choices[index];
+                let logprobs = match ask.logprobs {
+                    None => Value::Null,
+                    Some(_) => head.logprobs(tokens, tokenizer, &mut 0),
+                };
+                *shown = Some(head.choice(index, (text, calls), &logprobs, (&done, end)));
+            }
+        }
+    }
+    let usage = answer.usage();
+    answer.complete();
+    let choices: Vec<Value> = choices.into_iter().filter_map(|c| c.shown).collect();
+    Ok(json_response(StatusCode::OK, &head.whole(&choices, &usage)))
+}
+
+/// The error of a request that got no route. One that is too long says what of it is prompt.
+fn refused(error: RouteError, prompts: &[Vec<u32>], ask: &Ask) -> ApiError {
+    let error = ApiError::from(error);
+    if error.code != Some("context_length_exceeded") {
+        return error;
+    }
+    let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let what = match ask.max_tokens {
+        Some(most) => format!("{prompt} of prompt and {most} to generate"),
+        None => format!("{prompt} of prompt"),
+    };
+    ApiError { message: format!("{what}: {}", error.message), ..error }
+}
+
+/// `engine; reason`, in the characters that a header may hold.
+fn route_header(route: &Route) -> HeaderValue {
+    let text = format!("{}; {}", route.engine, route.reason);
+    let text: String = text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).collect();
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
 /// Collects a body of at most `most` bytes. One that is longer is read on for a while and thrown away: a client that is
@@ -313,7 +347,8 @@ async fn chat(State(app): Shared, request: Request) -> Response {
     counted(match parsed {
         Err(error) => Err((error, ongoing)),
         Ok(request::Chat { messages, ask }) => {
-            let encode = move |model: &Model| Ok(vec![model.render(&messages)?]);
+            let tools = ask.tools.clone();
+            let encode = move |model: &Model| Ok(vec![model.render(messages, tools.as_ref())?]);
             app.generate(Endpoint::Chat, &ask, arrived, ongoing, encode).await
         }
     })
@@ -329,114 +364,4 @@ async fn completion(State(app): Shared, request: Request) -> Response {
             app.generate(Endpoint::Completion, &ask, arrived, ongoing, encode).await
         }
     })
-}
-
-async fn models(State(app): Shared) -> Response {
-    json_response(StatusCode::OK, &json!({ "object": "list", "data": [app.model_json()] }))
-}
-
-async fn model(State(app): Shared, Path(id): Path<String>) -> Result<Response, ApiError> {
-    app.check_model(Some(&id))?;
-    Ok(json_response(StatusCode::OK, &app.model_json()))
-}
-
-async fn tokenize(State(app): Shared, request: Request) -> Result<Response, ApiError> {
-    let (content, add_special) = request::tokenize(&app.body(request).await?)?;
-    let encode = move |model: &Model| Ok(model.tokenizer.encode(&content, add_special)?);
-    let tokens = app.off_thread(encode).await?;
-    Ok(json_response(StatusCode::OK, &json!({ "tokens": tokens })))
-}
-
-async fn detokenize(State(app): Shared, request: Request) -> Result<Response, ApiError> {
-    let tokens = request::detokenize(&app.body(request).await?)?;
-    let known = |id: &u32| app.model.tokenizer.token_bytes(*id).is_some();
-    if let Some(at) = tokens.iter().position(|id| !known(id)) {
-        let message = format!("there is no token {}", tokens[at]);
-        return Err(ApiError::field(format!("tokens[{at}]"), message));
-    }
-    let content = app.model.tokenizer.decode(&tokens, false);
-    Ok(json_response(StatusCode::OK, &json!({ "content": content })))
-}
-
-async fn health(State(app): Shared) -> Response {
-    let mut model = json!({ "id": app.model.id, "engine": app.model.capabilities.engine });
-    let mut ready = false;
-    match app.status().await {
-        None => model["state"] = "no answer".into(),
-        Some(Status { engine, running, waiting, restarts }) => {
-            model["running"] = running.into();
-            model["waiting"] = waiting.into();
-            model["restarts"] = restarts.into();
-            match engine {
-                EngineState::Failed(error) => {
-                    model["state"] = "failed".into();
-                    model["error"] = error.to_string().into();
-                }
-                EngineState::Ready { capabilities, memory } => {
-                    ready = true;
-                    model["state"] = "ready".into();
-                    model["device"] = capabilities.device.into();
-                    model["context"] = capabilities.context.into();
-                    model["kv_used_bytes"] = (memory.kv_exclusive + memory.kv_shared).into();
-                    model["kv_limit_bytes"] = memory.kv_limit.into();
-                    model["weights_bytes"] = memory.weights.into();
-                }
-            }
-        }
-    }
-    let (code, status) =
-        if ready { (StatusCode::OK, "ok") } else { (StatusCode::SERVICE_UNAVAILABLE, "unavailable") };
-    json_response(code, &json!({ "status": status, "models": [model] }))
-}
-
-/// The page may talk to this server and to nobody else.
-async fn page() -> Response {
-    const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-                          base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let kind = HeaderValue::from_static("text/html; charset=utf-8");
-    let policy = HeaderValue::from_static(POLICY);
-    let headers = [(header::CONTENT_TYPE, kind), (header::CONTENT_SECURITY_POLICY, policy)];
-    (headers, include_str!("page.html")).into_response()
-}
-
-async fn metrics(State(app): Shared) -> Response {
-    let page = app.metrics.render(&app.model.id, app.status().await.as_ref());
-    let kind = HeaderValue::from_static("text/plain; version=0.0.4");
-    ([(header::CONTENT_TYPE, kind)], page).into_response()
-}
-
-/// Every request passes here: the key, and what browsers ask.
-async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/" | "/health");
-    let preflight = app.options.cors.is_some() && request.method() == Method::OPTIONS;
-    let mut response = if preflight {
-        StatusCode::NO_CONTENT.into_response()
-    } else if open || has_key(request.headers(), app.options.api_key.as_deref()) {
-        next.run(request).await
-    } else {
-        let message = "this server wants its key as `Authorization: Bearer KEY`";
-        ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response()
-    };
-    if let Some(origin) = app.options.cors.as_deref().and_then(|origin| HeaderValue::from_str(origin).ok()) {
-        let headers = response.headers_mut();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::VARY, HeaderValue::from_static("origin"));
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("x-tandem-route"));
-        if preflight {
-            let methods = HeaderValue::from_static("GET, POST");
-            headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-            let allowed = HeaderValue::from_static("authorization, content-type");
-            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-        }
-    }
-    response
-}
-
-/// Whether the client knows the key. Takes the same time for every wrong key of the right length.
-fn has_key(headers: &HeaderMap, key: Option<&str>) -> bool {
-    let Some(key) = key else { return true };
-    let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let Some(shown) = shown.and_then(|value| value.strip_prefix("Bearer ")) else { return false };
-    let differ = shown.bytes().zip(key.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
-    shown.len() == key.len() && differ == 0
 }

@@ -1,8 +1,8 @@
 //! An HTTP server that speaks OpenAI's API.
 //!
 //! A request's way: [`request`] reads the body with a pure function that refuses by name whatever it would not honour;
-//! the model's template and tokenizer make a prompt of it off the async threads; the actor takes one runtime request
-//! for each choice; and `answer` merges their streams, which are polled and need no thread. A client that goes away
+//! the model's template and tokenizer make a prompt of it off the async threads; the coordinator gives one runtime
+//! request for each choice to an engine; and `answer` merges their streams, which are polled and need no thread. A client that goes away
 //! drops the future or the body that holds those streams, and dropping a stream is the cancel: there is nothing else to
 //! forget.
 //!
@@ -11,10 +11,14 @@
 
 mod answer;
 mod app;
+mod calls;
 mod error;
 mod fields;
+mod guard;
 mod metrics;
 mod model;
+mod operation;
+mod page;
 mod patience;
 mod reply;
 pub mod request;

@@ -1,19 +1,28 @@
 //! Counters and histograms, as Prometheus reads them.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tandem_runtime::{EngineState, Status, Usage};
+use tandem_runtime::{Load, LoadState, Usage};
 
 /// Upper bounds of the histograms' buckets, in seconds.
 const BOUNDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
 /// What the server has seen.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Metrics {
     outcomes: [AtomicU64; Outcome::ALL.len()],
+    engines: Vec<Arc<Series>>,
+}
+
+/// What one engine of one model has done.
+#[derive(Debug)]
+pub(crate) struct Series {
+    model: String,
+    engine: String,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
@@ -21,6 +30,8 @@ pub(crate) struct Metrics {
     pub ttft: Histogram,
     /// From one token of a choice to the next, as they could be sent.
     pub inter_token: Histogram,
+    /// Requests that came here, by the kind of the reason.
+    routes: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 /// How a request to generate ended.
@@ -52,7 +63,7 @@ impl Outcome {
 /// A request under way. Whoever drops it without an outcome has lost its client.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
-    pub metrics: Arc<Metrics>,
+    metrics: Arc<Metrics>,
     outcome: Outcome,
 }
 
@@ -73,6 +84,77 @@ impl Drop for Ongoing {
 }
 
 impl Metrics {
+    /// For engines by the names of their models and their own.
+    pub fn new<'a>(engines: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let series = |(model, engine)| Arc::new(Series::new(model, engine));
+        Self { outcomes: Default::default(), engines: engines.into_iter().map(series).collect() }
+    }
+
+    /// Those of one engine. One that was not named in the beginning is counted, but not shown.
+    pub fn engine(&self, model: &str, engine: &str) -> Arc<Series> {
+        let found = self.engines.iter().find(|series| series.model == model && series.engine == engine);
+        found.map_or_else(|| Arc::new(Series::new(model, engine)), Arc::clone)
+    }
+
+    /// The page that Prometheus scrapes; `load` says how an engine of a model is.
+    pub fn render(&self, load: impl Fn(&str, &str) -> Option<Load>) -> String {
+        let mut page = Page(String::new());
+        page.head("tandem_requests_total", "counter", "Requests to generate, by how they ended.");
+        for outcome in Outcome::ALL {
+            let value = self.outcomes[outcome as usize].load(Ordering::Relaxed);
+            page.line("tandem_requests_total", &format!("outcome=\"{}\"", outcome.name()), value);
+        }
+        page.head("tandem_routes_total", "counter", "Requests that an engine was given, by why.");
+        for series in &self.engines {
+            for (kind, count) in series.routes.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                page.line("tandem_routes_total", &format!("{},reason=\"{kind}\"", series.labels()), count);
+            }
+        }
+        type Counter = fn(&Series) -> &AtomicU64;
+        let counters: [(_, _, Counter); 3] = [
+            ("tandem_prompt_tokens_total", "Tokens of prompts.", |s| &s.prompt_tokens),
+            ("tandem_cached_tokens_total", "Tokens of prompts not computed again.", |s| &s.cached_tokens),
+            ("tandem_generated_tokens_total", "Tokens generated.", |s| &s.generated_tokens),
+        ];
+        for (name, help, counter) in counters {
+            page.head(name, "counter", help);
+            for series in &self.engines {
+                page.line(name, &series.labels(), counter(series).load(Ordering::Relaxed));
+            }
+        }
+        type Which = fn(&Series) -> &Histogram;
+        let histograms: [(_, _, Which); 2] = [
+            ("tandem_time_to_first_token_seconds", "From a request's arrival to its first token.", |s| {
+                &s.ttft
+            }),
+            ("tandem_inter_token_seconds", "Between two tokens of an answer.", |s| &s.inter_token),
+        ];
+        for (name, help, histogram) in histograms {
+            page.head(name, "histogram", help);
+            for series in &self.engines {
+                histogram(series).render(name, &series.labels(), &mut page);
+            }
+        }
+        let loads = self.engines.iter().filter_map(|s| Some((s.labels(), load(&s.model, &s.engine)?)));
+        page.loads(&loads.collect::<Vec<_>>());
+        page.0
+    }
+}
+
+impl Series {
+    fn new(model: &str, engine: &str) -> Self {
+        Self {
+            model: model.to_owned(),
+            engine: engine.to_owned(),
+            prompt_tokens: AtomicU64::default(),
+            cached_tokens: AtomicU64::default(),
+            generated_tokens: AtomicU64::default(),
+            ttft: Histogram::default(),
+            inter_token: Histogram::default(),
+            routes: Mutex::default(),
+        }
+    }
+
     /// Counts the tokens of an answered request.
     pub fn tokens(&self, usage: &Usage) {
         for (counter, tokens) in [
@@ -84,52 +166,19 @@ impl Metrics {
         }
     }
 
-    /// The page that Prometheus scrapes. Figures of an engine that does not answer are left out.
-    pub fn render(&self, model: &str, status: Option<&Status>) -> String {
-        let mut page = Page(String::new());
-        page.head("tandem_requests_total", "counter", "Requests to generate, by how they ended.");
-        for outcome in Outcome::ALL {
-            let value = self.outcomes[outcome as usize].load(Ordering::Relaxed);
-            page.line(&format!("tandem_requests_total{{outcome=\"{}\"}}", outcome.name()), value);
-        }
-        for (name, counter, help) in [
-            ("tandem_prompt_tokens_total", &self.prompt_tokens, "Tokens of prompts."),
-            ("tandem_cached_tokens_total", &self.cached_tokens, "Tokens of prompts not computed again."),
-            ("tandem_generated_tokens_total", &self.generated_tokens, "Tokens generated."),
-        ] {
-            page.one(name, "counter", help, counter.load(Ordering::Relaxed));
-        }
-        let help = "From a request's arrival to its first token.";
-        self.ttft.render("tandem_time_to_first_token_seconds", help, &mut page);
-        self.inter_token.render("tandem_inter_token_seconds", "Between two tokens of an answer.", &mut page);
-
-        let up = matches!(status, Some(Status { engine: EngineState::Ready { .. }, .. }));
-        let label = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        page.head("tandem_engine_up", "gauge", "Whether the model's engine answers.");
-        page.line(&format!("tandem_engine_up{{model=\"{label}\"}}"), u64::from(up));
-        if let Some(status) = status {
-            page.one("tandem_requests_running", "gauge", "Sequences in the batch.", status.running);
-            page.one("tandem_requests_waiting", "gauge", "Sequences that wait to join it.", status.waiting);
-            page.one(
-                "tandem_engine_restarts_total",
-                "counter",
-                "Times the engine was rebuilt.",
-                status.restarts,
-            );
-            if let EngineState::Ready { memory, .. } = &status.engine {
-                let used = memory.kv_exclusive + memory.kv_shared;
-                page.one("tandem_kv_used_bytes", "gauge", "KV that sequences hold.", used);
-                page.one("tandem_kv_limit_bytes", "gauge", "Most KV the engine will hold.", memory.kv_limit);
-                page.one(
-                    "tandem_weights_bytes",
-                    "gauge",
-                    "Weights as the engine holds them.",
-                    memory.weights,
-                );
-            }
-        }
-        page.0
+    /// Counts a request that came here.
+    pub fn routed(&self, kind: &'static str) {
+        *self.routes.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default() += 1;
     }
+
+    fn labels(&self) -> String {
+        format!("model=\"{}\",engine=\"{}\"", escape(&self.model), escape(&self.engine))
+    }
+}
+
+/// A label's value as the format wants it.
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// How many observations fell into each bucket.
@@ -149,16 +198,15 @@ impl Histogram {
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
-    fn render(&self, name: &str, help: &str, page: &mut Page) {
-        page.head(name, "histogram", help);
+    fn render(&self, name: &str, labels: &str, page: &mut Page) {
         let mut count = 0;
         let bounds = BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
         for (bucket, bound) in self.buckets.iter().zip(bounds) {
             count += bucket.load(Ordering::Relaxed);
-            page.line(&format!("{name}_bucket{{le=\"{bound}\"}}"), count);
+            page.line(&format!("{name}_bucket"), &format!("{labels},le=\"{bound}\""), count);
         }
-        page.line(&format!("{name}_sum"), self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9);
-        page.line(&format!("{name}_count"), count);
+        page.line(&format!("{name}_sum"), labels, self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9);
+        page.line(&format!("{name}_count"), labels, count);
     }
 }
 
@@ -169,13 +217,39 @@ impl Page {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn line(&mut self, name: &str, value: impl Display) {
-        let _ = writeln!(self.0, "{name} {value}");
+    fn line(&mut self, name: &str, labels: &str, value: impl Display) {
+        let _ = writeln!(self.0, "{name}{{{labels}}} {value}");
     }
 
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
-        self.head(name, kind, help);
-        self.line(name, value);
+    /// How engines are. Those that are not ready hold nothing.
+    fn loads(&mut self, loads: &[(String, Load)]) {
+        type Figure = fn(&Load) -> u64;
+        let figures: [(_, _, _, Figure); 8] = [
+            ("tandem_engine_up", "gauge", "Whether the engine answers.", |load| {
+                u64::from(matches!(load.state, LoadState::Ready(_)))
+            }),
+            ("tandem_requests_running", "gauge", "Sequences in the batch.", |load| load.running as u64),
+            ("tandem_requests_waiting", "gauge", "Sequences that wait to join it.", |load| {
+                load.waiting as u64
+            }),
+            ("tandem_engine_restarts_total", "counter", "Times the engine was rebuilt.", |load| {
+                load.restarts
+            }),
+            ("tandem_kv_used_bytes", "gauge", "KV that sequences hold.", |load| {
+                load.memory.kv_exclusive + load.memory.kv_shared
+            }),
+            ("tandem_kv_limit_bytes", "gauge", "Most KV the engine will hold.", |load| load.memory.kv_limit),
+            ("tandem_weights_bytes", "gauge", "Weights as the engine holds them.", |load| {
+                load.memory.weights
+            }),
+            ("tandem_scratch_bytes", "gauge", "Working memory of the engine.", |load| load.memory.scratch),
+        ];
+        for (name, kind, help, figure) in figures {
+            self.head(name, kind, help);
+            for (labels, load) in loads {
+                self.line(name, labels, figure(load));
+            }
+        }
     }
 }
 
@@ -187,20 +261,24 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative_and_end_with_the_count() {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new([("a\"b", "cpu"), ("c", "cpu")]);
+        let series = metrics.engine("a\"b", "cpu");
         for milliseconds in [1, 3, 3, 999_000] {
-            metrics.ttft.observe(Duration::from_millis(milliseconds));
+            series.ttft.observe(Duration::from_millis(milliseconds));
         }
-        let page = metrics.render("a\"b", None);
-        let name = "tandem_time_to_first_token_seconds";
+        series.routed("only");
+        series.routed("only");
+        let page = metrics.render(|_, _| None);
+        let (name, labels) = ("tandem_time_to_first_token_seconds", "model=\"a\\\"b\",engine=\"cpu\"");
         for line in [
-            &format!("{name}_bucket{{le=\"0.001\"}} 1"),
-            &format!("{name}_bucket{{le=\"0.005\"}} 3"),
-            &format!("{name}_bucket{{le=\"60\"}} 3"),
-            &format!("{name}_bucket{{le=\"+Inf\"}} 4"),
-            &format!("{name}_sum 999.007"),
-            &format!("{name}_count 4"),
-            "tandem_engine_up{model=\"a\\\"b\"} 0",
+            &format!("{name}_bucket{{{labels},le=\"0.001\"}} 1"),
+            &format!("{name}_bucket{{{labels},le=\"0.005\"}} 3"),
+            &format!("{name}_bucket{{{labels},le=\"60\"}} 3"),
+            &format!("{name}_bucket{{{labels},le=\"+Inf\"}} 4"),
+            &format!("{name}_sum{{{labels}}} 999.007"),
+            &format!("{name}_count{{{labels}}} 4"),
+            &format!("{name}_count{{model=\"c\",engine=\"cpu\"}} 0"),
+            &format!("tandem_routes_total{{{labels},reason=\"only\"}} 2"),
         ] {
             assert!(page.lines().any(|l| l == line), "{line} is not in\n{page}");
         }
@@ -208,10 +286,10 @@ mod tests {
 
     #[test]
     fn a_request_that_nobody_ended_was_cancelled() {
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(Metrics::new([]));
         drop(Ongoing::new(Arc::clone(&metrics)));
         Ongoing::new(Arc::clone(&metrics)).end(Outcome::Completed);
-        let page = metrics.render("m", None);
+        let page = metrics.render(|_, _| None);
         for line in ["{outcome=\"completed\"} 1", "{outcome=\"cancelled\"} 1", "{outcome=\"failed\"} 0"] {
             assert!(page.contains(line), "{line}");
         }

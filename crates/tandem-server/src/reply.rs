@@ -4,6 +4,8 @@ use serde_json::{Map, Value, json};
 use tandem_model::Tokenizer;
 use tandem_runtime::{Done, Reason, Token, Usage};
 
+use crate::calls::{Call, CallsEnd};
+
 /// Which shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint {
@@ -11,6 +13,17 @@ pub(crate) enum Endpoint {
     Chat,
     /// `/v1/completions`.
     Completion,
+}
+
+/// How a choice ended, and what became of its calls.
+pub(crate) type End<'a> = (&'a Done, Option<CallsEnd>);
+
+/// What a streamed choice grew by.
+#[derive(Debug)]
+pub(crate) enum Grown<'a> {
+    Text(&'a str),
+    /// As [`Call::parts`] gives it.
+    Call(Value),
 }
 
 /// What every object of an answer begins with.
@@ -51,27 +64,48 @@ impl Head {
         chunk
     }
 
-    /// A complete choice.
-    pub fn choice(&self, index: usize, text: &str, logprobs: &Value, done: &Done) -> Value {
+    /// A complete choice: what was said and called, and how it ended.
+    pub fn choice(&self, index: usize, said: (&str, &[Call]), logprobs: &Value, end: End) -> Value {
         let mut choice = json!({ "index": index });
+        let (text, calls) = said;
         match self.endpoint {
             Endpoint::Chat => {
                 choice["message"] = json!({ "role": "assistant", "content": text, "refusal": null });
+                if !calls.is_empty() {
+                    choice["message"]["content"] = content(text);
+                    choice["message"]["tool_calls"] = calls.iter().map(Call::json).collect();
+                }
             }
             Endpoint::Completion => choice["text"] = text.into(),
         }
         choice["logprobs"] = logprobs.clone();
-        end(&mut choice, done);
+        put_end(&mut choice, end);
         choice
     }
 
-    /// Text that a choice grew by; `first` begins it.
-    pub fn piece(&self, index: usize, text: &str, first: bool, logprobs: Value) -> Value {
+    /// What a choice grew by: text, or a part of a call. `first` begins it.
+    pub fn piece(&self, index: usize, grown: &Grown, first: bool, logprobs: Value) -> Value {
         let mut choice = json!({ "index": index });
-        match (self.endpoint, first) {
-            (Endpoint::Chat, true) => choice["delta"] = json!({ "role": "assistant", "content": text }),
-            (Endpoint::Chat, false) => choice["delta"] = json!({ "content": text }),
-            (Endpoint::Completion, _) => choice["text"] = text.into(),
+        match self.endpoint {
+            Endpoint::Chat => {
+                let mut delta = match grown {
+                    Grown::Text(text) => json!({ "content": text }),
+                    Grown::Call(part) => json!({ "tool_calls": [part] }),
+                };
+                if first {
+                    delta["role"] = "assistant".into();
+                    if matches!(grown, Grown::Call(_)) {
+                        delta["content"] = Value::Null;
+                    }
+                }
+                choice["delta"] = delta;
+            }
+            Endpoint::Completion => {
+                choice["text"] = match grown {
+                    Grown::Text(text) => (*text).into(),
+                    Grown::Call(_) => "".into(),
+                }
+            }
         }
         choice["logprobs"] = logprobs;
         choice["finish_reason"] = Value::Null;
@@ -79,14 +113,14 @@ impl Head {
     }
 
     /// The end of a streamed choice.
-    pub fn last(&self, index: usize, done: &Done) -> Value {
+    pub fn last(&self, index: usize, end: End) -> Value {
         let mut choice = json!({ "index": index });
         match self.endpoint {
             Endpoint::Chat => choice["delta"] = json!({}),
             Endpoint::Completion => choice["text"] = "".into(),
         }
         choice["logprobs"] = Value::Null;
-        end(&mut choice, done);
+        put_end(&mut choice, end);
         choice
     }
 
@@ -124,8 +158,18 @@ pub(crate) fn usage_json(usage: &Usage) -> Value {
     })
 }
 
-fn end(choice: &mut Value, done: &Done) {
+/// What stands beside calls: nothing, rather than an empty text.
+fn content(text: &str) -> Value {
+    if text.is_empty() { Value::Null } else { text.into() }
+}
+
+fn put_end(choice: &mut Value, (done, calls): End) {
     choice["finish_reason"] = match &done.reason {
+        Reason::Stop { .. } | Reason::StopString { .. } | Reason::Interrupted
+            if calls.is_some_and(|calls| calls.any) =>
+        {
+            "tool_calls"
+        }
         Reason::Stop { .. } | Reason::StopString { .. } => "stop",
         Reason::Length | Reason::Interrupted => "length",
     }
@@ -137,6 +181,9 @@ fn end(choice: &mut Value, done: &Done) {
     choice["tandem"] = json!({
         "reason": done.reason.name(), "stop": stop, "timing": done.timing, "route": done.route,
     });
+    if let Some(calls) = calls {
+        choice["tandem"]["tool_parse_error"] = calls.failed.into();
+    }
 }
 
 fn chat_entry(token: &Token, tokenizer: &Tokenizer) -> Value {

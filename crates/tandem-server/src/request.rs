@@ -10,6 +10,11 @@ use tandem_model::Message;
 use crate::ApiError;
 use crate::fields::{Fields, wrong};
 
+mod messages;
+mod tools;
+
+pub use tools::Tools;
+
 /// Most answers that one request may ask for.
 const MAX_CHOICES: u64 = 128;
 
@@ -28,7 +33,7 @@ const COMPLETION_TOKENS: usize = 16;
 /// What `/v1/chat/completions` is asked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chat {
-    /// The conversation; at least one message, each with a text.
+    /// The conversation; at least one message.
     pub messages: Vec<Message>,
     /// How to answer it.
     pub ask: Ask,
@@ -57,6 +62,8 @@ pub enum Prompt {
 pub struct Ask {
     /// The model; `None` where the request names none.
     pub model: Option<String>,
+    /// The engine; `None` leaves the choice to the server.
+    pub engine: Option<String>,
     /// Choices for each prompt.
     pub n: usize,
     /// Most tokens of each choice; `None` goes on until the context is full.
@@ -73,6 +80,8 @@ pub struct Ask {
     pub stream: bool,
     /// A last event with the usage.
     pub include_usage: bool,
+    /// What the model may call.
+    pub tools: Option<Tools>,
 }
 
 /// Parameters of a [`SampleSpec`]. `None` is the model's default.
@@ -134,6 +143,7 @@ impl Ask {
         fields.string("user")?;
         Ok(Self {
             model: fields.string("model")?,
+            engine: fields.string("engine")?,
             n: fields.integer("n", 1, MAX_CHOICES)?.unwrap_or(1) as usize,
             max_tokens: fields.integer("max_tokens", 1, u64::from(u32::MAX))?.map(|n| n as usize),
             stop: stop(fields)?,
@@ -142,6 +152,7 @@ impl Ask {
             sampling: Sampling::take(fields)?,
             stream,
             include_usage,
+            tools: None,
         })
     }
 }
@@ -196,14 +207,13 @@ pub fn chat(body: &[u8]) -> Result<Chat, ApiError> {
         format.finish()?;
     }
 
+    ask.tools = Tools::take(&mut fields)?;
     let messages = fields.array("messages")?.unwrap_or_default();
     fields.finish()?;
     if messages.is_empty() {
         return Err(ApiError::field("messages", "`messages` must hold at least one message"));
     }
-    let messages = messages.into_iter().enumerate();
-    let messages = messages.map(|(i, m)| message(m, format!("messages[{i}]"))).collect::<Result<_, _>>()?;
-    Ok(Chat { messages, ask })
+    Ok(Chat { messages: messages::read(messages)?, ask })
 }
 
 /// Reads the body of `/v1/completions`.
@@ -242,80 +252,73 @@ pub fn completion(body: &[u8]) -> Result<Completion, ApiError> {
     Ok(Completion { prompts, ask })
 }
 
-/// Reads the body of `/tokenize`: the text, and whether to put the model's special tokens around it.
+/// What `/v1/route` is asked about.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Question {
+    /// A conversation to answer.
+    Chat(Chat),
+    /// Texts to continue.
+    Completion(Completion),
+}
+
+/// Reads the body of `/v1/route`, which is one of the bodies above: one with `prompt` of `/v1/completions`, any other of
+/// `/v1/chat/completions`.
 ///
 /// # Errors
 /// As [`chat`].
-pub fn tokenize(body: &[u8]) -> Result<(String, bool), ApiError> {
+pub fn question(body: &[u8]) -> Result<Question, ApiError> {
+    if Fields::parse(body)?.take("prompt").is_some() {
+        completion(body).map(Question::Completion)
+    } else {
+        chat(body).map(Question::Chat)
+    }
+}
+
+/// What `/tokenize` is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tokenize {
+    /// The model; `None` where the request names none.
+    pub model: Option<String>,
+    /// The text.
+    pub content: String,
+    /// Put the model's special tokens around it.
+    pub add_special: bool,
+}
+
+/// Reads the body of `/tokenize`.
+///
+/// # Errors
+/// As [`chat`].
+pub fn tokenize(body: &[u8]) -> Result<Tokenize, ApiError> {
     let mut fields = Fields::parse(body)?;
+    let model = fields.string("model")?;
     let content = fields.string("content")?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     fields.finish()?;
     let content = content.ok_or_else(|| ApiError::field("content", "`content` is missing"))?;
-    Ok((content, add_special))
+    Ok(Tokenize { model, content, add_special })
+}
+
+/// What `/detokenize` is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Detokenize {
+    /// The model; `None` where the request names none.
+    pub model: Option<String>,
+    /// Ids of tokens.
+    pub tokens: Vec<u32>,
 }
 
 /// Reads the body of `/detokenize`.
 ///
 /// # Errors
 /// As [`chat`].
-pub fn detokenize(body: &[u8]) -> Result<Vec<u32>, ApiError> {
+pub fn detokenize(body: &[u8]) -> Result<Detokenize, ApiError> {
     let mut fields = Fields::parse(body)?;
+    let model = fields.string("model")?;
     let tokens = fields.array("tokens")?;
     fields.finish()?;
     let tokens = tokens.ok_or_else(|| ApiError::field("tokens", "`tokens` is missing"))?;
-    token_ids(tokens, "tokens")
-}
-
-fn message(value: Value, path: String) -> Result<Message, ApiError> {
-    let mut fields = Fields::of(value, path)?;
-    let role = match fields.string("role")?.as_deref() {
-        None => return Err(ApiError::field(fields.path("role"), "a message has no `role`")),
-        // OpenAI's newer name for the same thing; templates know the older one.
-        Some("developer") => "system",
-        Some("system") => "system",
-        Some("user") => "user",
-        Some("assistant") => "assistant",
-        Some(_) => {
-            let path = fields.path("role");
-            let message = format!("`{path}` must be system, developer, user or assistant");
-            return Err(ApiError::field(path, message));
-        }
-    };
-    let path = fields.path("content");
-    let content = match fields.take("content") {
-        None => return Err(ApiError::field(path.clone(), format!("`{path}` is missing"))),
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            let parts = parts.into_iter().enumerate();
-            parts.map(|(i, part)| text_part(part, format!("{path}[{i}]"))).collect::<Result<String, _>>()?
-        }
-        Some(other) => return Err(wrong(path, "a string or an array of parts", &other)),
-    };
-    let mut message = Message::new(role, content);
-    // A template may look at these; what becomes of them is its business.
-    for name in ["name", "reasoning_content"] {
-        if let Some(text) = fields.string(name)? {
-            message.extra.insert(name.to_owned(), Value::String(text));
-        }
-    }
-    fields.finish()?;
-    Ok(message)
-}
-
-fn text_part(value: Value, path: String) -> Result<String, ApiError> {
-    let mut fields = Fields::of(value, path)?;
-    let kind = fields.string("type")?;
-    if kind.as_deref() != Some("text") {
-        let path = fields.path("type");
-        let message =
-            format!("`{path}`: only parts of type `text` are supported, no images, sounds or files");
-        return Err(ApiError { code: Some("unsupported_parameter"), ..ApiError::field(path, message) });
-    }
-    let text = fields.string("text")?;
-    let path = fields.path("text");
-    fields.finish()?;
-    text.ok_or_else(|| ApiError::field(path.clone(), format!("`{path}` is missing")))
+    Ok(Detokenize { model, tokens: token_ids(tokens, "tokens")? })
 }
 
 fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {

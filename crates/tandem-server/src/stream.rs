@@ -9,8 +9,9 @@ use serde_json::Value;
 use tandem_model::Tokenizer;
 
 use crate::answer::{Answer, Step};
+use crate::calls::Call;
 use crate::metrics::Outcome;
-use crate::reply::{Head, usage_json};
+use crate::reply::{Grown, Head, usage_json};
 use crate::request::Ask;
 
 /// Turns the steps of an answer into events.
@@ -58,50 +59,51 @@ impl Events {
                 return Some(event);
             }
             match self.answer.as_mut()?.next().await {
-                Some(Ok(Step::Piece { index, text, tokens })) => {
-                    let choice = &mut self.choices[index];
-                    let logprobs = if self.logprobs {
-                        self.head.logprobs(&tokens, &self.tokenizer, &mut choice.offset)
+                Some(Ok(Step::Piece { index, text, calls, tokens })) => {
+                    let mut logprobs = if self.logprobs {
+                        let offset = &mut self.choices[index].offset;
+                        self.head.logprobs(&tokens, &self.tokenizer, offset)
                     } else {
                         Value::Null
                     };
-                    let first = !std::mem::replace(&mut choice.begun, true);
-                    let piece = self.head.piece(index, &text, first, logprobs);
-                    self.chunk(&[piece], Value::Null);
-                }
-                Some(Ok(Step::Done { index, done })) => {
-                    if !std::mem::replace(&mut self.choices[index].begun, true) {
-                        let empty = self.head.piece(index, "", true, Value::Null);
-                        self.chunk(&[empty], Value::Null);
+                    if !text.is_empty() || calls.is_empty() {
+                        self.piece(index, &Grown::Text(&text), logprobs.take());
                     }
-                    let last = self.head.last(index, &done);
+                    for part in calls.iter().flat_map(Call::parts) {
+                        self.piece(index, &Grown::Call(part), logprobs.take());
+                    }
+                }
+                Some(Ok(Step::Done { index, done, calls })) => {
+                    if !self.choices[index].begun {
+                        self.piece(index, &Grown::Text(""), Value::Null);
+                    }
+                    let last = self.head.last(index, (&done, calls));
                     self.chunk(&[last], Value::Null);
                 }
                 Some(Err(error)) => {
                     self.ready.push_back(error.json().to_string());
-                    self.end(Outcome::Failed);
+                    self.answer.take()?.ongoing.end(Outcome::Failed);
                 }
                 None => {
-                    let usage = self.answer.as_ref()?.usage();
+                    let answer = self.answer.take()?;
                     if self.include_usage {
-                        self.chunk(&[], usage_json(&usage));
+                        self.chunk(&[], usage_json(&answer.usage()));
                     }
                     self.ready.push_back("[DONE]".to_owned());
-                    self.answer.as_ref()?.ongoing.metrics.tokens(&usage);
-                    self.end(Outcome::Completed);
+                    answer.complete();
                 }
             }
         }
     }
 
+    fn piece(&mut self, index: usize, grown: &Grown, logprobs: Value) {
+        let first = !std::mem::replace(&mut self.choices[index].begun, true);
+        let piece = self.head.piece(index, grown, first, logprobs);
+        self.chunk(&[piece], Value::Null);
+    }
+
     fn chunk(&mut self, choices: &[Value], usage: Value) {
         let usage = self.include_usage.then_some(usage);
         self.ready.push_back(self.head.chunk(choices, usage).to_string());
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        if let Some(answer) = self.answer.take() {
-            answer.ongoing.end(outcome);
-        }
     }
 }

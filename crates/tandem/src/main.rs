@@ -19,12 +19,10 @@ mod session;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::read();
     if cli.verbose {
         let level = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG);
         level.with_writer(std::io::stderr).with_target(false).init();

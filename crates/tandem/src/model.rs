@@ -3,18 +3,16 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use tandem_cpu::{CpuFactory, CpuOptions, Quant};
+use tandem::engines;
+use tandem_cpu::{CpuOptions, Quant};
 use tandem_engine::SampleSpec;
 use tandem_model::format::Format;
 use tandem_model::{Checkpoint, GenerationConfig};
-use tandem_runtime::{Actor, Options};
+use tandem_runtime::{Coordinator, Options};
 use tandem_store::Store;
 
 use crate::cli::{DummyArgs, DummyFormat, EngineArgs, LoadArgs, QuantArg, SamplingArgs};
 use crate::progress;
-
-/// Tokens of context where the user does not say: enough to work with, and small enough for any machine.
-const DEFAULT_CONTEXT: usize = 4096;
 
 /// Seed of random weights; every run benchmarks the same ones.
 const DUMMY_SEED: u64 = 0;
@@ -39,20 +37,6 @@ pub fn open(path: Option<&PathBuf>, dummy: &DummyArgs) -> anyhow::Result<Checkpo
     }
 }
 
-/// Tokens of context for a model that handles `handles`.
-pub fn context(asked: Option<usize>, handles: usize) -> anyhow::Result<usize> {
-    match asked {
-        None => Ok(handles.min(DEFAULT_CONTEXT)),
-        Some(0) => Ok(handles),
-        Some(n) if n > handles => {
-            bail!(
-                "a context of {n} tokens is more than the {handles} this model handles. hint: --context 0 takes all"
-            )
-        }
-        Some(n) => Ok(n),
-    }
-}
-
 /// How the engine is to run.
 pub fn options(args: &LoadArgs, threads: Option<usize>, context: usize) -> CpuOptions {
     let quant = match args.quant {
@@ -70,13 +54,18 @@ pub fn options(args: &LoadArgs, threads: Option<usize>, context: usize) -> CpuOp
     if args.exact { options.exact() } else { options }
 }
 
-/// Starts the engine, which loads on its own thread.
-pub fn start(checkpoint: &Checkpoint, args: &EngineArgs, context: usize) -> anyhow::Result<Actor> {
-    let options = options(&args.load, args.threads, context);
-    let progress = progress::load(if options.quant.is_some() { "quantizing" } else { "loading" });
-    let (decoder, weights) = (checkpoint.decoder.clone(), checkpoint.weights.clone());
-    let factory = CpuFactory::new(decoder, weights, options, progress);
-    Ok(Actor::spawn(Box::new(factory), &Options::default())?)
+/// Starts the engines for `model`, which load on their own threads. `cpu` is how the CPU's is to run.
+pub fn start(
+    coordinator: &mut Coordinator,
+    model: &str,
+    checkpoint: &Checkpoint,
+    args: &EngineArgs,
+    cpu: CpuOptions,
+    requests: Options,
+) -> anyhow::Result<()> {
+    let what = if cpu.quant.is_some() { "quantizing" } else { "loading" };
+    let options = engines::Options { engine: args.engine.clone(), context: args.context, requests, cpu };
+    Ok(engines::start(coordinator, model, checkpoint, &options, &mut |_| progress::load(what))?)
 }
 
 /// Says what the checkpoint asks for that nothing here does.
@@ -87,29 +76,20 @@ pub fn tell_not_honoured(checkpoint: &Checkpoint) {
     }
 }
 
-/// How to choose tokens: what the user says, else what the checkpoint says, else Tandem's own defaults.
-///
-/// A checkpoint that says anything is taken at its word: what it leaves out is off, as its authors measured it.
+/// How to choose tokens: what the user says, else what the checkpoint or Tandem does.
 pub fn sampling(args: &SamplingArgs, checkpoint: &GenerationConfig) -> SampleSpec {
-    let GenerationConfig { do_sample, temperature, top_p, top_k, min_p, repetition_penalty, .. } = checkpoint;
-    let silent =
-        do_sample.is_none() && temperature.is_none() && top_p.is_none() && top_k.is_none() && min_p.is_none();
-    let (default_temperature, default_top_p) = match (silent, do_sample) {
-        (true, _) => (0.7, 0.95),
-        (false, Some(false)) => (0.0, 1.0),
-        (false, _) => (temperature.unwrap_or(1.0), 1.0),
-    };
+    let defaults = tandem::sampling(checkpoint);
     SampleSpec {
-        temperature: args.temperature.unwrap_or(default_temperature),
-        top_p: args.top_p.or(*top_p).unwrap_or(default_top_p),
-        top_k: args.top_k.or(*top_k).unwrap_or(0),
-        min_p: args.min_p.or(*min_p).unwrap_or(0.0),
-        repetition_penalty: args.repetition_penalty.or(*repetition_penalty).unwrap_or(1.0),
+        temperature: args.temperature.unwrap_or(defaults.temperature),
+        top_p: args.top_p.unwrap_or(defaults.top_p),
+        top_k: args.top_k.unwrap_or(defaults.top_k),
+        min_p: args.min_p.unwrap_or(defaults.min_p),
+        repetition_penalty: args.repetition_penalty.unwrap_or(defaults.repetition_penalty),
         presence_penalty: args.presence_penalty,
         frequency_penalty: args.frequency_penalty,
         logit_bias: args.logit_bias.clone(),
         seed: args.seed,
-        ..SampleSpec::greedy()
+        ..defaults
     }
 }
 
@@ -162,15 +142,5 @@ mod tests {
         let flags: Vec<&str> = flags.into_iter().chain(["--presence-penalty", "-0.5"]).collect();
         let spec = spec(&flags, &GenerationConfig::default());
         assert_eq!((spec.temperature, spec.repetition_penalty, spec.presence_penalty), (0.0, 1.1, -0.5));
-    }
-
-    #[test]
-    fn the_context_never_exceeds_what_the_model_handles() {
-        assert_eq!(context(None, 8192).unwrap(), 4096);
-        assert_eq!(context(None, 2048).unwrap(), 2048);
-        assert_eq!(context(Some(0), 8192).unwrap(), 8192);
-        assert_eq!(context(Some(5000), 8192).unwrap(), 5000);
-        let text = context(Some(9000), 8192).unwrap_err().to_string();
-        assert!(text.contains("9000") && text.contains("8192"), "{text}");
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tandem_engine::{Capabilities, SampleSpec};
+use anyhow::Context;
+use tandem_engine::SampleSpec;
 use tandem_model::{Checkpoint, Detokenizer};
-use tandem_runtime::{Actor, Done, Request, TextEvent, TextStream};
+use tandem_runtime::{Coordinator, Done, Options, Request, TextEvent, TextStream};
 
 use crate::cli::RunArgs;
 use crate::output::{Output, Start};
@@ -14,8 +15,8 @@ pub struct Session {
     pub checkpoint: Checkpoint,
     name: String,
     context: usize,
-    actor: Actor,
-    capabilities: Capabilities,
+    coordinator: Coordinator,
+    engine: Option<String>,
     request: Request,
     stop: Vec<String>,
     stats: bool,
@@ -31,8 +32,15 @@ impl Session {
         context: usize,
         begun: Instant,
     ) -> anyhow::Result<Self> {
-        let actor = model::start(&checkpoint, &args.engine, context)?;
-        let capabilities = actor.handle().ready()?;
+        let name = match (&args.dummy.weights, &args.model) {
+            (Some(config), _) => config.display().to_string(),
+            (None, name) => name.clone().unwrap_or_default(),
+        };
+        let cpu = model::options(&args.engine.load, args.engine.threads, context);
+        let mut coordinator = Coordinator::default();
+        model::start(&mut coordinator, &name, &checkpoint, &args.engine, cpu, Options::default())?;
+        let engine = args.engine.engine.clone();
+        let capabilities = coordinator.ready(&name, engine.as_deref())?;
         let sample = SampleSpec {
             top_logprobs: args.output.logprobs,
             ..model::sampling(&args.sampling, &checkpoint.generation)
@@ -45,16 +53,14 @@ impl Session {
             max_tokens: args.answer.max_tokens.map(usize::from),
             stop_tokens,
             context: None,
+            adapter: None,
+            priority: 0,
         };
         tracing::debug!(?capabilities, sample = ?request.sample, stop_tokens = ?request.stop_tokens, "loaded");
-        let name = match (&args.dummy.weights, &args.model) {
-            (Some(config), _) => config.display().to_string(),
-            (None, name) => name.clone().unwrap_or_default(),
-        };
         let (stop, stats) = (args.answer.stop.clone(), args.output.stats);
         let load = begun.elapsed();
         let answered = false;
-        Ok(Self { checkpoint, name, context, actor, capabilities, request, stop, stats, load, answered })
+        Ok(Self { checkpoint, name, context, coordinator, engine, request, stop, stats, load, answered })
     }
 
     /// Whether `tokens` of prompt leave room for an answer.
@@ -65,15 +71,18 @@ impl Session {
     /// Streams the answer to `output`; returns its text too.
     pub fn answer(&mut self, tokens: Vec<u32>, output: &mut Output) -> anyhow::Result<(String, Done)> {
         let tokenizer = &self.checkpoint.tokenizer;
+        tracing::debug!(?tokens, "prompt");
+        let prompt_tokens = tokens.len();
+        let request = Request { tokens, ..self.request.clone() };
+        let routed = self.coordinator.generate(&self.name, &[request], self.engine.as_deref())?;
         output.start(&Start {
             model: &self.name,
-            engine: &self.capabilities.engine,
+            engine: &routed.decision.route.engine,
             context: self.context,
-            prompt_tokens: tokens.len(),
+            prompt_tokens,
             seed: self.request.sample.seed,
         })?;
-        tracing::debug!(?tokens, "prompt");
-        let tokens = self.actor.handle().generate(Request { tokens, ..self.request.clone() })?;
+        let tokens = routed.streams.into_iter().next().context("the request has no stream")?;
         let events = TextStream::new(tokens, Detokenizer::new(tokenizer, true), self.stop.clone())?;
         let ends = interrupt::Ends::answer(events.control());
         let load = (!self.answered).then_some(self.load);

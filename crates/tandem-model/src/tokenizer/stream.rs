@@ -10,6 +10,8 @@ use super::{LeadingSpace, Tokenizer};
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Special tokens that are not left out.
+    shown: Vec<u32>,
     at_start: bool,
     /// The first bytes of a character whose others have not come yet; at most 3.
     tail: Vec<u8>,
@@ -18,7 +20,15 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// For a new text. With `skip_special`, special tokens are left out.
     pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
-        Self { tokenizer: tokenizer.clone(), skip_special, at_start: true, tail: Vec::new() }
+        let (tokenizer, shown) = (tokenizer.clone(), Vec::new());
+        Self { tokenizer, skip_special, shown, at_start: true, tail: Vec::new() }
+    }
+
+    /// Leaves in those special tokens that are spelled like one of `marks`.
+    #[must_use]
+    pub fn showing<'a>(mut self, marks: impl IntoIterator<Item = &'a str>) -> Self {
+        self.shown.extend(marks.into_iter().filter_map(|mark| self.tokenizer.id_of(mark)));
+        self
     }
 
     /// The text that became certain with token `id`, if any.
@@ -57,7 +67,8 @@ impl Detokenizer {
     /// The bytes that `id` contributes at this place of the text.
     pub(super) fn bytes_of(&mut self, id: u32) -> Vec<u8> {
         let Some(bytes) = self.tokenizer.token_bytes(id) else { return Vec::new() };
-        if (self.skip_special && self.tokenizer.is_special(id)) || bytes.is_empty() {
+        let left_out = self.skip_special && self.tokenizer.is_special(id) && !self.shown.contains(&id);
+        if left_out || bytes.is_empty() {
             return Vec::new();
         }
         let first = std::mem::replace(&mut self.at_start, false);

@@ -1,5 +1,7 @@
 //! What is refused, and how.
 
+use std::sync::atomic::Ordering;
+
 use serde_json::{Value, json};
 use tandem_server::Options;
 
@@ -29,7 +31,7 @@ fn a_bad_field_is_named() {
             "messages[0].role",
             "system, developer, user",
         ),
-        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "must be"),
+        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id", "must be"),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing"),
         (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content", "not 5"),
         (
@@ -69,7 +71,7 @@ fn a_bad_field_is_named() {
         (json!({"top_logprobs": 5}), "top_logprobs", "needs `logprobs`"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", "to 20"),
         (json!({"response_format": {"type": "json_object"}}), "response_format", "not supported"),
-        (json!({"tools": []}), "tools", "not supported"),
+        (json!({"functions": []}), "functions", "not supported"),
         (json!({"grammar": "x"}), "grammar", "not supported"),
         (json!({"user": 5}), "user", "a string"),
     ] {
@@ -180,11 +182,17 @@ fn what_can_never_fit_the_memory_is_refused_with_numbers() {
 fn a_full_queue_is_429_with_a_time_to_retry() {
     let few = tandem_runtime::Options { max_requests: 2, ..Default::default() };
     let server = fake_with(100_000, &few, Options::default());
-    let reply = server.post("/v1/chat/completions", &with(hello(), &json!({"n": 3})));
+    server.knobs.delay_ms.store(20, Ordering::Relaxed);
+    let long = with(hello(), &json!({"max_tokens": 300, "n": 2, "stream": true})).to_string();
+    let held = server.open("/v1/chat/completions", long.as_bytes());
+    let reply = server.post("/v1/chat/completions", &hello());
     check(&reply, 429, Value::Null, "2 requests are running or waiting");
-    assert_eq!(reply.headers["retry-after"], "1");
-    // The two that had a place were given up, and the server goes on.
-    server.until("places are free", |s| {
-        s.post("/v1/chat/completions", &with(hello(), &json!({"n": 2}))).status == 200
-    });
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+    assert!(reply.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    drop(held);
+    server.until("places are free", |s| s.post("/v1/chat/completions", &hello()).status == 200);
+    // More than there is ever room for: coming again would not help.
+    let reply = server.post("/v1/chat/completions", &with(hello(), &json!({"n": 3})));
+    check(&reply, 413, Value::Null, "3 answers were asked for, and it takes 2 requests");
+    assert!(reply.headers.get("retry-after").is_none());
 }

@@ -39,7 +39,9 @@ fn a_client_that_goes_away_frees_its_kv() {
         let mut socket = TcpStream::connect(server.address).unwrap();
         let body = with(hello(), &json!({"max_tokens": 400, "n": 2, "stream": stream}));
         socket.write_all(raw(&body).as_bytes()).unwrap();
-        server.until("it runs", |s| s.get("/health").json()["models"][0]["running"] == 2 && s.kv() > 0);
+        server.until("it runs", |s| {
+            s.get("/health").json()["models"][0]["engines"][0]["running"] == 2 && s.kv() > 0
+        });
         if stream {
             let mut line = String::new();
             BufReader::new(&socket).read_line(&mut line).unwrap();
@@ -52,7 +54,10 @@ fn a_client_that_goes_away_frees_its_kv() {
         assert_eq!(outcome(&server, "cancelled"), round as u64 + 1);
     }
     let health = server.get("/health").json();
-    assert_eq!((&health["models"][0]["running"], &health["models"][0]["waiting"]), (&json!(0), &json!(0)));
+    assert_eq!(
+        (&health["models"][0]["engines"][0]["running"], &health["models"][0]["engines"][0]["waiting"]),
+        (&json!(0), &json!(0))
+    );
 }
 
 #[test]
@@ -66,7 +71,7 @@ fn a_panic_ends_all_streams_with_an_error_event_and_the_next_request_succeeds() 
             scope.spawn(|| read_events(response))
         };
         let streams: Vec<_> = (0..16).map(open).collect();
-        server.until("all run", |s| s.get("/health").json()["models"][0]["running"] == 16);
+        server.until("all run", |s| s.get("/health").json()["models"][0]["engines"][0]["running"] == 16);
         server.knobs.panic.store(true, Ordering::Relaxed);
         for stream in streams {
             let (events, done) = stream.join().unwrap();
@@ -77,7 +82,7 @@ fn a_panic_ends_all_streams_with_an_error_event_and_the_next_request_succeeds() 
         }
     });
     server.chat(&json!({}));
-    assert_eq!(server.get("/health").json()["models"][0]["restarts"], 1);
+    assert_eq!(server.get("/health").json()["models"][0]["engines"][0]["restarts"], 1);
     assert_eq!((outcome(&server, "failed"), outcome(&server, "completed")), (16, 1));
 
     // Without a stream it is a status.
@@ -114,12 +119,18 @@ fn a_slow_head_or_body_ends_the_connection() {
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_finishes_what_is_under_way() {
+fn a_server_that_is_told_to_stop_finishes_what_is_under_way_and_takes_no_more() {
     let mut server = slow(20);
     let address = server.address;
-    let body = with(hello(), &json!({"max_tokens": 40, "stream": true})).to_string();
+    let body = with(hello(), &json!({"max_tokens": 60, "stream": true})).to_string();
     let response = server.open("/v1/chat/completions", body.as_bytes());
     server.stop();
+    let health = || server.get("/health");
+    server.until("it is ending", |_| health().status == 503);
+    assert_eq!(health().json()["status"], "ending");
+    let reply = server.post("/v1/chat/completions", &hello());
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (503, &json!("shut_down")));
+    assert!(reply.headers.contains_key("retry-after"));
     let (events, done) = read_events(response);
     assert!(done && events.last().unwrap()["choices"][0]["finish_reason"] == "length");
     drop(server);

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use tandem_engine::fake::FakeEngine;
 use tandem_engine::sampler::sample;
 use tandem_engine::{
-    AdapterId, Capabilities, Engine, EngineError, Fork, KvSnapshot, Memory, Row, RowOut, SampleSpec,
-    SeqBytes, SeqId, Ticket,
+    AdapterId, Capabilities, Engine, EngineError, Fork, Input, KvSnapshot, Memory, Row, RowOut, SampleSpec,
+    SeqBytes, SeqId, Ticket, Want,
 };
-use tandem_model::{Checkpoint, Message, RenderOptions};
-use tandem_runtime::Actor;
+use tandem_model::{ChatTemplate, Checkpoint, Message, RenderOptions, Tokenizer};
+use tandem_runtime::Coordinator;
 use tandem_server::{App, Model, Options};
 use tokio::sync::oneshot;
 
@@ -35,6 +35,10 @@ pub struct Knobs {
     pub delay_ms: AtomicU64,
     /// In the next step.
     pub panic: AtomicBool,
+    /// From now on.
+    pub unbuildable: AtomicBool,
+    /// Make an echo of it; see [`echo`].
+    pub echo: Option<Tokenizer>,
 }
 
 /// The fake engine with knobs.
@@ -47,7 +51,15 @@ impl Engine for Faulty {
     fn submit(&mut self, rows: &[Row]) -> Result<Ticket, EngineError> {
         std::thread::sleep(Duration::from_millis(self.knobs.delay_ms.load(Ordering::Relaxed)));
         assert!(!self.knobs.panic.swap(false, Ordering::Relaxed), "told to panic");
-        self.inner.submit(rows)
+        let knobs = Arc::clone(&self.knobs);
+        match &knobs.echo {
+            None => self.inner.submit(rows),
+            Some(tokenizer) => {
+                let mut rows = rows.to_vec();
+                rows.iter_mut().for_each(|row| self.say(row, tokenizer));
+                self.inner.submit(&rows)
+            }
+        }
     }
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
@@ -84,14 +96,35 @@ impl Engine for Faulty {
     }
 }
 
+impl Faulty {
+    /// Leaves a row that wants a sample no choice but the next token of what the prompt has between « and », and then
+    /// the end of the message.
+    fn say(&mut self, row: &mut Row, tokenizer: &Tokenizer) {
+        let Want::Sample(spec) = &mut row.want else { return };
+        let mut history = self.inner.export(row.seq).unwrap().tokens;
+        let fed = match &row.input {
+            Input::Tokens(tokens) => tokens.clone(),
+            Input::PreviousSample => vec![0],
+        };
+        history.extend(fed);
+        let said = history.len() - spec.generated_from;
+        let prompt = tokenizer.decode(&history[..spec.generated_from], false);
+        let Some((_, script)) = prompt.rsplit_once('«') else { return };
+        let script = script.split('»').next().unwrap();
+        let script = tokenizer.encode(script, false).unwrap();
+        let next = script.get(said).copied().or(tokenizer.eos()).unwrap();
+        spec.logit_bias = vec![(next, 1000.0)];
+    }
+}
+
 /// A running server. Dropping it stops it as Ctrl-C would.
 pub struct Server {
     pub address: SocketAddr,
+    /// Of the first engine.
     pub knobs: Arc<Knobs>,
     agent: ureq::Agent,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _actor: Actor,
 }
 
 /// The fake engine under the name `tiny`, with default options.
@@ -102,12 +135,64 @@ pub fn fake() -> Server {
 /// With room for so many tokens of KV.
 pub fn fake_with(kv_tokens: usize, runtime: &tandem_runtime::Options, options: Options) -> Server {
     let knobs = Arc::new(Knobs::default());
-    let shared = Arc::clone(&knobs);
-    let build = move || {
-        let inner = FakeEngine::new(VOCAB, CONTEXT, kv_tokens);
-        Ok(Box::new(Faulty { inner, knobs: Arc::clone(&shared) }) as Box<dyn Engine>)
-    };
-    serve(Actor::spawn(Box::new(build), runtime).unwrap(), options, knobs)
+    let mut coordinator = Coordinator::default();
+    let factory = faulty(&knobs, move || FakeEngine::new(VOCAB, CONTEXT, kv_tokens));
+    coordinator.add("tiny", "fake", factory, runtime).unwrap();
+    serve(&["tiny"], coordinator, options, knobs)
+}
+
+/// A static engine `ane` of half the context beside the dynamic `fake`; the knobs are the static one's.
+pub fn pair(runtime: &tandem_runtime::Options) -> Server {
+    let knobs = Arc::new(Knobs::default());
+    let mut coordinator = Coordinator::default();
+    let fixed = faulty(&knobs, || FakeEngine::new(VOCAB, CONTEXT / 2, 10_000).fixed_shapes(&[1, 16, 64]));
+    coordinator.add("tiny", "ane", fixed, runtime).unwrap();
+    let dynamic = faulty(&Arc::default(), || FakeEngine::new(VOCAB, CONTEXT, 100_000));
+    coordinator.add("tiny", "fake", dynamic, runtime).unwrap();
+    serve(&["tiny"], coordinator, Options::default(), knobs)
+}
+
+/// Two models, `tiny` (also called `small`) and `other`, each with an engine of its own; the knobs are those of the
+/// first.
+pub fn two_models() -> Server {
+    let knobs = Arc::new(Knobs::default());
+    let mut coordinator = Coordinator::default();
+    for (model, knobs, context) in [("tiny", &knobs, CONTEXT), ("other", &Arc::default(), 64)] {
+        let factory = faulty(knobs, move || FakeEngine::new(VOCAB, context, 10_000));
+        let soon = tandem_runtime::Options { pause: Duration::from_millis(100), ..Default::default() };
+        coordinator.add(model, "fake", factory, &soon).unwrap();
+    }
+    serve(&["tiny", "other"], coordinator, Options::default(), knobs)
+}
+
+/// An engine that answers with what the last message to say so has between « and », under the chat template of
+/// `fixtures/chat/style-STYLE.json`, or the fixture's own.
+pub fn echo(style: Option<&str>) -> Server {
+    let mut checkpoint = checkpoint();
+    if let Some(style) = style {
+        let path = format!("{}/../../fixtures/chat/style-{style}.json", env!("CARGO_MANIFEST_DIR"));
+        let reference: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let special = serde_json::from_value(reference["special"].clone()).unwrap();
+        checkpoint.chat = Some(ChatTemplate::new(reference["template"].as_str().unwrap(), special));
+    }
+    let knobs = Arc::new(Knobs { echo: Some(checkpoint.tokenizer.clone()), ..Knobs::default() });
+    let mut coordinator = Coordinator::default();
+    let factory = faulty(&knobs, || FakeEngine::new(VOCAB, 16 * CONTEXT, 100_000));
+    coordinator.add("tiny", "fake", factory, &tandem_runtime::Options::default()).unwrap();
+    serve_checkpoint(&checkpoint, &["tiny"], coordinator, Options::default(), knobs)
+}
+
+fn faulty(
+    knobs: &Arc<Knobs>,
+    inner: impl Fn() -> FakeEngine + Send + 'static,
+) -> Box<dyn tandem_engine::EngineFactory> {
+    let knobs = Arc::clone(knobs);
+    Box::new(move || {
+        if knobs.unbuildable.load(Ordering::Relaxed) {
+            return Err(EngineError::Device("told not to be built".to_owned()));
+        }
+        Ok(Box::new(Faulty { inner: inner(), knobs: Arc::clone(&knobs) }) as Box<dyn Engine>)
+    })
 }
 
 /// The fixture itself on the CPU engine.
@@ -115,13 +200,31 @@ pub fn tiny() -> Server {
     let Checkpoint { decoder, weights, .. } = checkpoint();
     let options = tandem_cpu::CpuOptions { threads: Some(1), ..Default::default() };
     let factory = tandem_cpu::CpuFactory::new(decoder, weights, options, Box::new(|_| ()));
-    let actor = Actor::spawn(Box::new(factory), &tandem_runtime::Options::default()).unwrap();
-    serve(actor, Options::default(), Arc::default())
+    let mut coordinator = Coordinator::default();
+    coordinator.add("tiny", "cpu", Box::new(factory), &tandem_runtime::Options::default()).unwrap();
+    serve(&["tiny"], coordinator, Options::default(), Arc::default())
 }
 
-fn serve(actor: Actor, options: Options, knobs: Arc<Knobs>) -> Server {
-    let model = Model::new("tiny", &checkpoint(), SampleSpec::greedy(), actor.handle()).unwrap();
-    let app = Arc::new(App::new(model, options));
+fn serve(models: &[&str], coordinator: Coordinator, options: Options, knobs: Arc<Knobs>) -> Server {
+    serve_checkpoint(&checkpoint(), models, coordinator, options, knobs)
+}
+
+fn serve_checkpoint(
+    checkpoint: &Checkpoint,
+    models: &[&str],
+    coordinator: Coordinator,
+    options: Options,
+    knobs: Arc<Knobs>,
+) -> Server {
+    let model = |id: &&str| {
+        for (engine, _) in coordinator.loads(id).unwrap() {
+            coordinator.ready(id, Some(engine)).unwrap();
+        }
+        let aliases = if *id == "tiny" { vec!["small".to_owned()] } else { Vec::new() };
+        Model::new(id, aliases, checkpoint, SampleSpec::greedy())
+    };
+    let models = models.iter().map(model).collect();
+    let app = Arc::new(App::new(models, coordinator, options));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -134,7 +237,7 @@ fn serve(actor: Actor, options: Options, knobs: Arc<Knobs>) -> Server {
         });
     });
     let agent = ureq::Agent::config_builder().http_status_as_error(false).proxy(None).build().new_agent();
-    Server { address, knobs, agent, stop: Some(stop), thread: Some(thread), _actor: actor }
+    Server { address, knobs, agent, stop: Some(stop), thread: Some(thread) }
 }
 
 impl Drop for Server {
@@ -219,7 +322,7 @@ impl Server {
 
     /// KV bytes that sequences hold, as `/health` says.
     pub fn kv(&self) -> u64 {
-        self.get("/health").json()["models"][0]["kv_used_bytes"].as_u64().unwrap()
+        self.get("/health").json()["models"][0]["engines"][0]["kv_used_bytes"].as_u64().unwrap()
     }
 
     /// Waits until something holds.
@@ -280,4 +383,13 @@ pub fn expected(prompt: &[u32], spec: &SampleSpec, count: usize) -> Vec<u32> {
 
 pub fn decode(tokens: &[u32]) -> String {
     checkpoint().tokenizer.decode(tokens, true)
+}
+
+/// The Python of the judged tier; `None` outside of it.
+pub fn judge() -> Option<std::ffi::OsString> {
+    if std::env::var_os("TANDEM_JUDGED").is_none() {
+        eprintln!("skipped: TANDEM_JUDGED is not set");
+        return None;
+    }
+    Some(std::env::var_os("TANDEM_JUDGE_PYTHON").expect("TANDEM_JUDGE_PYTHON in the judged tier"))
 }

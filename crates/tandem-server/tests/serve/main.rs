@@ -8,3 +8,6 @@ mod errors;
 mod faults;
 mod harness;
 mod operation;
+mod page;
+mod routes;
+mod tools;

@@ -35,24 +35,30 @@ fn health_and_metrics_tell_how_the_engine_is() {
     let health = server.get("/health").json();
     let model = &health["models"][0];
     assert_eq!(
-        (&health["status"], &model["state"], &model["engine"]),
-        (&json!("ok"), &json!("ready"), &json!("cpu"))
+        (&health["status"], &model["id"], &model["status"]),
+        (&json!("ok"), &json!("tiny"), &json!("ok"))
     );
-    assert!(model["kv_used_bytes"].as_u64() > Some(0) && model["weights_bytes"].as_u64() > Some(0));
+    let engine = &model["engines"][0];
+    assert_eq!((&engine["engine"], &engine["state"]), (&json!("cpu"), &json!("ready")));
+    assert_eq!((&engine["restarts"], &engine["last_error"]), (&json!(0), &json!(null)));
+    assert!(engine["kv_used_bytes"].as_u64() > Some(0) && engine["weights_bytes"].as_u64() > Some(0));
     let page = server.get("/metrics");
     assert_eq!(page.headers["content-type"], "text/plain; version=0.0.4");
-    for line in [
-        "tandem_requests_total{outcome=\"completed\"} 1",
-        "tandem_generated_tokens_total 5",
-        "tandem_time_to_first_token_seconds_count 1",
-        "tandem_inter_token_seconds_count 4",
-        "tandem_requests_running 0",
-        "tandem_requests_waiting 0",
-        "tandem_engine_restarts_total 0",
-        "tandem_engine_up{model=\"tiny\"} 1",
+    for (name, more, value) in [
+        ("generated_tokens_total", "", "5"),
+        ("cached_tokens_total", "", "0"),
+        ("time_to_first_token_seconds_count", "", "1"),
+        ("inter_token_seconds_count", "", "4"),
+        ("routes_total", ",reason=\"only\"", "1"),
+        ("requests_running", "", "0"),
+        ("requests_waiting", "", "0"),
+        ("engine_restarts_total", "", "0"),
+        ("engine_up", "", "1"),
     ] {
+        let line = format!("tandem_{name}{{model=\"tiny\",engine=\"cpu\"{more}}} {value}");
         assert!(page.text.lines().any(|l| l == line), "{line} is not in\n{}", page.text);
     }
+    assert!(page.text.contains("tandem_requests_total{outcome=\"completed\"} 1\n"));
     // Each line is a comment, or a name with a number.
     for line in page.text.lines().filter(|line| !line.starts_with('#')) {
         let (name, value) = line.rsplit_once(' ').unwrap();
@@ -85,13 +91,29 @@ fn pages_of_other_origins_are_told_only_what_the_operator_allows() {
 fn the_page_needs_nothing_from_elsewhere() {
     let options = Options { api_key: Some("k".to_owned()), ..Options::default() };
     let server = fake_with(1000, &tandem_runtime::Options::default(), options);
-    let page = server.get("/");
-    assert_eq!(
-        (page.status, &page.headers["content-type"]),
-        (200, &"text/html; charset=utf-8".parse().unwrap())
-    );
-    assert!(page.headers["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
-    for reference in ["http://", "https://", "src=", "href=", "@import", "url("] {
-        assert!(!page.text.contains(reference), "{reference}");
+    let mut files = vec!["/".to_owned()];
+    let own = |text: &str, mark: &str| -> Vec<String> {
+        text.split(mark).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+    };
+    for mark in ["src=\"", "href=\""] {
+        files.extend(
+            own(&server.get("/").text, mark)
+                .into_iter()
+                .filter(|file| file != "data:,")
+                .map(|f| format!("/{f}")),
+        );
+    }
+    assert_eq!(files, ["/", "/page.js", "/page.css"]);
+    for (file, kind) in files.iter().zip(["text/html", "text/javascript", "text/css"]) {
+        let page = server.get(file);
+        assert_eq!(
+            (page.status, page.headers["content-type"].to_str().unwrap()),
+            (200, format!("{kind}; charset=utf-8").as_str())
+        );
+        let policy = page.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"));
+        for reference in ["http:", "https:", "//cdn", "@import", "url(", "WebSocket", "import("] {
+            assert!(!page.text.contains(reference), "{file}: {reference}");
+        }
     }
 }

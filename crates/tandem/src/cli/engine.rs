@@ -1,9 +1,14 @@
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 
 /// How to run a model, whatever it is used for.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
+    /// Use only this engine [default: whichever serves the request best]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(tandem::ENGINES))]
+    pub engine: Option<String>,
+
     /// Threads to compute with [default: as many as the machine runs at once]
     #[arg(long, short = 't', value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
@@ -55,7 +60,7 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
 }
 
 /// A size in bytes: `KiB`, `MiB`, `GiB` and single letters count in 1024, `kB`, `MB`, `GB` in 1000.
-fn bytes(text: &str) -> Result<u64, String> {
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor = match unit.trim().to_ascii_lowercase().as_str() {

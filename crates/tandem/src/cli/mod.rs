@@ -37,6 +37,20 @@ pub struct Cli {
     pub command: Command,
 }
 
+impl Cli {
+    /// Reads the command line. `-np` is what llama.cpp calls `--parallel`, and no flag that clap could read.
+    pub fn read() -> Self {
+        let serves = std::env::args_os().nth(1).is_some_and(|command| command == "serve");
+        Self::parse_from(
+            std::env::args_os().map(
+                |argument| {
+                    if serves && argument == "-np" { "--parallel".into() } else { argument }
+                },
+            ),
+        )
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Answer a prompt, or chat

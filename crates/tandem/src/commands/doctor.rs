@@ -65,7 +65,7 @@ impl Report {
             memory_bytes: host::total_memory(),
             memory_available_bytes: tandem_cpu::available_memory(),
             huge_pages: host::huge_pages(),
-            engines: vec!["cpu"],
+            engines: tandem::ENGINES.to_vec(),
             store: store.as_ref().map(|s| s.root().display().to_string()),
             models: store.as_ref().map(|s| s.list().len()),
         }

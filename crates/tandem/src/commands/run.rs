@@ -38,7 +38,7 @@ fn answer_or_chat(args: &RunArgs, output: &mut Output) -> anyhow::Result<ExitCod
     let begun = Instant::now();
     let checkpoint = crate::model::open(path.as_ref(), &args.dummy)?;
     let handles = checkpoint.decoder.max_context;
-    let context = crate::model::context(args.engine.context, handles)?;
+    let context = tandem::context(args.engine.context, handles)?;
     tell_what_differs(args, &checkpoint)?;
 
     let tokens = match prompt {

@@ -71,6 +71,16 @@ fn json_is_one_event_a_line() {
 }
 
 #[test]
+fn an_engine_may_be_named() {
+    let named = events(&["-n", "2", "--engine", "cpu"]);
+    assert_eq!(named.last().unwrap()["route"]["reason"], "asked for by name");
+    assert_eq!(events(&["-n", "2"]).last().unwrap()["route"]["reason"], "the only engine");
+    let ran = tandem(&["run", &model(), "x", "--engine", "abacus"]).run();
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("abacus") && ran.err.contains("[possible values: cpu]"), "{}", ran.err);
+}
+
+#[test]
 fn stats_are_lines_on_standard_error_in_a_fixed_form() {
     let model = model();
     let ran =
