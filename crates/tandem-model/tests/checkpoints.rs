@@ -6,7 +6,7 @@ mod common;
 
 use common::fixture;
 use tandem_model::decoder::{Activation, Decoder, Mixer, RopeScaling, WeightRef};
-use tandem_model::format::Format;
+use tandem_model::format::{Affine, Format, ScaleType};
 use tandem_model::{Checkpoint, Message, RenderOptions, Weights};
 
 fn values(weights: &Weights, weight: &WeightRef) -> Vec<f32> {
@@ -119,7 +119,9 @@ fn a_gguf_file_holds_the_same_network_as_the_folder_it_was_made_from() {
 #[test]
 fn dummy_weights() {
     let config = fixture("llama-tied-bias/config.json");
-    for format in [Format::F32, Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0, Format::Q4_1] {
+    let mlx = [4, 8].map(|bits| Format::Affine(Affine::new(bits, 32, ScaleType::Bf16).unwrap()));
+    let others = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0, Format::Q4_1];
+    for format in others.into_iter().chain(mlx) {
         let checkpoint = Checkpoint::dummy(&config, 7, format).unwrap();
         let weights = &checkpoint.weights;
         assert_eq!(weights.hash(), Checkpoint::dummy(&config, 7, format).unwrap().weights.hash());

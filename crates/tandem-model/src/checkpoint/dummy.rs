@@ -10,10 +10,10 @@ use super::Checkpoint;
 use crate::arch;
 use crate::decoder::{Role, WeightUse};
 use crate::error::ModelError;
-use crate::format::Format;
+use crate::format::{Affine, Format, ScaleType};
 use crate::generation::GenerationConfig;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{Bytes, Source, Tensor, Weights};
+use crate::weights::{Bytes, Groups, Source, Tensor, Weights};
 
 /// Standard deviation of the weights, transformers' `initializer_range`.
 const DEVIATION: f32 = 0.02;
@@ -25,7 +25,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::open`] for the config; [`ModelError::Unsupported`] if `format` is not one of those (F32, F16,
-    /// BF16, Q4_0, Q4_1, Q8_0), its blocks do not divide a row, or the weights do not fit into memory.
+    /// BF16, Q4_0, Q4_1, Q8_0, MLX's), its blocks do not divide a row, or the weights do not fit into memory.
     pub fn dummy(config_json: &Path, seed: u64, format: Format) -> Result<Self, ModelError> {
         let json = std::fs::read(config_json)
             .map_err(|source| ModelError::Io { path: config_json.to_owned(), source })?;
@@ -45,7 +45,7 @@ impl Checkpoint {
                     config_json,
                     format!("shape of {}", weight.tensor),
                     format!("{shape:?} in {}", format.name()),
-                    "dummy weights are F32, F16, BF16, Q4_0, Q4_1 or Q8_0, in rows of whole blocks, and must fit into \
+                    "dummy weights are F32, F16, BF16, Q4_0, Q4_1, Q8_0 or MLX's, in rows of whole blocks, and must fit into \
                      memory",
                 )
             })?;
@@ -73,6 +73,9 @@ fn random(format: Format, shape: &[usize], seed: u64) -> Option<Tensor> {
     let reach = DEVIATION * 3f32.sqrt();
     let uniform = |draw: u64| (f32::from(draw as u16) - 32767.5) * (reach / 32768.0);
     let mut counter = Counter(seed);
+    if let Format::Affine(affine) = format {
+        return random_affine(affine, shape, &mut counter, reach);
+    }
     let drawn = [Format::F32, Format::F16, Format::Bf16, Format::Q4_0, Format::Q4_1, Format::Q8_0];
     if !drawn.contains(&format) {
         return None;
@@ -95,6 +98,27 @@ fn random(format: Format, shape: &[usize], seed: u64) -> Option<Tensor> {
             }
         }
     })
+}
+
+/// Random integers of full range in groups that all have one scale, from `-reach` to `reach`.
+fn random_affine(affine: Affine, shape: &[usize], counter: &mut Counter, reach: f32) -> Option<Tensor> {
+    let steps = ((1 << affine.bits()) - 1) as f32;
+    let mut drawn = tensor(Format::Affine(affine), shape, |bytes| {
+        for eight in bytes.chunks_mut(8) {
+            eight.copy_from_slice(&counter.next().to_le_bytes()[..eight.len()]);
+        }
+    })?;
+    let groups = shape.iter().product::<usize>() / affine.group();
+    let each = |value: f32| -> Bytes {
+        match affine.scales() {
+            ScaleType::F32 => value.to_le_bytes().repeat(groups),
+            ScaleType::F16 => f16::from_f32(value).to_le_bytes().repeat(groups),
+            ScaleType::Bf16 => bf16::from_f32(value).to_le_bytes().repeat(groups),
+        }
+        .into()
+    };
+    drawn.groups = Some(Groups { scales: each(2.0 * reach / steps), biases: each(-reach) });
+    Some(drawn)
 }
 
 /// Allocates once, at the size that is needed, and fills in place.
