@@ -107,7 +107,7 @@ def check_an_answer_streams_and_says_where_it_came_from():
     shown = figures()
     assert re.fullmatch(r"\d+ ms", shown["ttft"]) and re.fullmatch(r"[\d.]+ tok/s", shown["speed"]), shown
     assert shown["route"].startswith("fake: ") and int(shown["cached"]) > 0, shown
-    assert shown["generated"].endswith(" tokens") and shown["end"] == "stop", shown
+    assert int(shown["tokens"]) > 5 and shown["end"] == "stop", shown
 
 
 def check_code_is_set_apart():
@@ -135,7 +135,7 @@ def check_a_refusal_is_shown_and_forgotten():
     one("#max_tokens").send_keys("9999999")
     say("x")
     alert = until("it is refused", lambda: all_of("article [role=alert]"))[0]
-    assert "context" in alert.text and "9999999" in alert.text, alert.text
+    assert "context" in alert.text and "8192" in alert.text, alert.text
     shot("refused")
     one("#max_tokens").clear()
     say("y")
@@ -155,7 +155,7 @@ def check_settings_reach_the_server():
     say("a long text that is cut")
     ended()
     shown = figures()
-    assert (shown["generated"], shown["end"], shown["seed"]) == ("3 tokens", "length", "7"), shown
+    assert (shown["tokens"], shown["end"], shown["seed"]) == ("3", "length", "7"), shown
     sent = [json.loads(r["postData"]) for r in requests() if r["url"].endswith("/v1/chat/completions")][-1]
     assert sent["engine"] == "fake" and sent["messages"][0] == {"role": "system", "content": "Be brief."}, sent
 
@@ -175,13 +175,13 @@ def check_the_keyboard_is_enough():
     press("Say «by keys»", Keys.ENTER)
     ended()
     assert text_of_last() == "by keys"
-    one("body").click()
-    driver.execute_script("document.activeElement.blur(); document.querySelector('#model').focus()")
+    driver.execute_script("document.querySelector('#model').focus()")
     seen = []
     for _ in range(30):
         element = driver.switch_to.active_element
         outline = element.value_of_css_property("outline-style")
-        name = element.get_attribute("id") or element.tag_name
+        inside = element.find_element(By.XPATH, "..").get_attribute("id") if element.tag_name == "summary" else ""
+        name = element.get_attribute("id") or element.tag_name + inside
         assert outline != "none" or name == "body", f"{name} does not show that it has the focus"
         if name in seen:
             break

@@ -140,7 +140,8 @@ fn engine_json(engine: &str, load: &Load) -> Value {
     let last_error = load.last_error.as_ref().map(ToString::to_string);
     let mut json = json!({
         "engine": engine, "state": state(load), "running": load.running, "waiting": load.waiting,
-        "restarts": load.restarts, "last_error": last_error,
+        "restarts": load.restarts, "last_error": last_error, "preempted": load.preempted,
+        "prefix_tokens": load.prefix_tokens,
     });
     match &load.state {
         LoadState::Ready(capabilities) => {
@@ -149,6 +150,7 @@ fn engine_json(engine: &str, load: &Load) -> Value {
             json["max_batch"] = capabilities.max_batch.into();
             json["kv_used_bytes"] = (load.memory.kv_exclusive + load.memory.kv_shared).into();
             json["kv_limit_bytes"] = load.memory.kv_limit.into();
+            json["kv_bytes_per_token"] = capabilities.kv_bytes_per_token.into();
             json["weights_bytes"] = load.memory.weights.into();
         }
         LoadState::Failed { retry_in, .. } => json["retry_in"] = retry_in.as_secs_f64().into(),

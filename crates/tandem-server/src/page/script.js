@@ -146,11 +146,11 @@ function measured({ route, timing, reason }, usage, seed) {
     route: `${route.engine}: ${route.reason}`,
     ttft: timing.ttft == null ? "unknown" : `${(timing.ttft * 1000).toFixed(0)} ms`,
     speed: rate,
-    generated: `${count} tokens`,
-    prompt: `${usage.prompt_tokens} tokens`,
-    cached: `${usage.prompt_tokens_details?.cached_tokens ?? "unknown"}`,
-    seed: String(seed),
+    tokens: String(count),
+    prompt: String(usage.prompt_tokens),
+    cached: String(usage.prompt_tokens_details?.cached_tokens ?? "unknown"),
     end: reason,
+    seed: String(seed),
   };
 }
 
@@ -254,7 +254,9 @@ function card(model, engine) {
     const meter = make("meter");
     [meter.max, meter.value] = [engine.kv_limit_bytes, engine.kv_used_bytes];
     meter.setAttribute("aria-label", "KV cache in use");
-    element.append(make("p", "", `KV ${bytes(engine.kv_used_bytes)} of ${bytes(engine.kv_limit_bytes)}`), meter);
+    const kept = engine.prefix_tokens ? `, ${engine.prefix_tokens.toLocaleString("en")} tokens kept for later` : "";
+    const used = `KV ${bytes(engine.kv_used_bytes)} of ${bytes(engine.kv_limit_bytes)}${kept}`;
+    element.append(make("p", "", used), meter);
   }
   if (engine.last_error) element.append(make("p", "", `last error: ${engine.last_error}`));
   return element;

@@ -1,11 +1,12 @@
 //! What is refused, and how.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tandem_server::Options;
 
-use crate::harness::{Reply, fake, fake_with, hello, with};
+use crate::harness::{Reply, echo_with, fake, fake_with, hello, judge, with};
 
 fn check(reply: &Reply, status: u16, param: impl Into<Value>, word: &str) {
     assert_eq!(reply.status, status, "{}", reply.text);
@@ -195,4 +196,24 @@ fn a_full_queue_is_429_with_a_time_to_retry() {
     let reply = server.post("/v1/chat/completions", &with(hello(), &json!({"n": 3})));
     check(&reply, 413, Value::Null, "3 answers were asked for, and it takes 2 requests");
     assert!(reply.headers.get("retry-after").is_none());
+}
+
+#[test]
+fn judged_openais_client_knows_each_error() {
+    let Some(python) = judge() else { return };
+    let one_at_a_time = tandem_runtime::Options { max_requests: 2, ..Default::default() };
+    let slow = echo_with(None, &one_at_a_time, Options::default());
+    slow.knobs.delay_ms.store(30, Ordering::Relaxed);
+    let keyed = Options { api_key: Some("secret".to_owned()), ..Options::default() };
+    let keyed = echo_with(None, &tandem_runtime::Options::default(), keyed);
+    // The pause is long enough for the judge to come first.
+    let patient = tandem_runtime::Options { pause: Duration::from_secs(60), ..Default::default() };
+    let broken = echo_with(None, &patient, Options::default());
+    broken.knobs.unbuildable.store(true, Ordering::Relaxed);
+    broken.knobs.panic.store(true, Ordering::Relaxed);
+    assert_eq!(broken.post("/v1/chat/completions", &hello()).status, 503);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/judge_errors.py");
+    let mut command = std::process::Command::new(python);
+    command.arg(script).args([slow.url(""), broken.url(""), keyed.url("")]).env("no_proxy", "*");
+    assert!(command.status().unwrap().success());
 }

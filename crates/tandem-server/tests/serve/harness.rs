@@ -168,6 +168,11 @@ pub fn two_models() -> Server {
 /// An engine that answers with what the last message to say so has between « and », under the chat template of
 /// `fixtures/chat/style-STYLE.json`, or the fixture's own.
 pub fn echo(style: Option<&str>) -> Server {
+    echo_with(style, &tandem_runtime::Options::default(), Options::default())
+}
+
+/// The same with options.
+pub fn echo_with(style: Option<&str>, runtime: &tandem_runtime::Options, options: Options) -> Server {
     let mut checkpoint = checkpoint();
     if let Some(style) = style {
         let path = format!("{}/../../fixtures/chat/style-{style}.json", env!("CARGO_MANIFEST_DIR"));
@@ -178,8 +183,8 @@ pub fn echo(style: Option<&str>) -> Server {
     let knobs = Arc::new(Knobs { echo: Some(checkpoint.tokenizer.clone()), ..Knobs::default() });
     let mut coordinator = Coordinator::default();
     let factory = faulty(&knobs, || FakeEngine::new(VOCAB, 16 * CONTEXT, 100_000));
-    coordinator.add("tiny", "fake", factory, &tandem_runtime::Options::default()).unwrap();
-    serve_checkpoint(&checkpoint, &["tiny"], coordinator, Options::default(), knobs)
+    coordinator.add("tiny", "fake", factory, runtime).unwrap();
+    serve_checkpoint(&checkpoint, &["tiny"], coordinator, options, knobs)
 }
 
 fn faulty(
