@@ -13,7 +13,7 @@ import urllib.request
 import openai
 
 SLOW, BROKEN, KEYED = sys.argv[1:4]
-HELLO = [{"role": "user", "content": "Say «word after word after word»"}]
+HELLO = [{"role": "user", "content": f"Say «{'word after word, ' * 12}»"}]
 
 
 def client(base, **options):
@@ -83,7 +83,7 @@ def check_a_client_that_gives_up():
 
 def check_a_stream_that_is_left_gives_its_memory_back():
     # A first one fills what is kept of prompts for later.
-    for _ in ask(client(SLOW), stream=True):
+    for _ in ask(client(SLOW), stream=True, max_tokens=4):
         pass
     kept = idle()["kv_used_bytes"]
     stream = ask(client(SLOW), stream=True)

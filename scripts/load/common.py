@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = (ROOT / "fixtures" / "text" / "persuasion.txt").read_text().split()
 # Loopback only, whatever proxies the environment names.
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
+# Servers are stopped also when this is told to end.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def arguments(description):

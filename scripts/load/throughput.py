@@ -9,6 +9,7 @@ generated tokens over the time from the first request to the last answer, prefil
 """
 
 import asyncio
+import contextlib
 import statistics
 import sys
 import time
@@ -29,19 +30,19 @@ if options.peer and not Path(options.model).is_file():
     sys.exit("--peer needs --model to be a GGUF file, so that both read the same")
 
 
-async def measure(server, name, clients, round):
+async def measure(server, name, clients, round, requests, tokens):
     """Generated tokens per second."""
 
     async def work(http, number):
         total = 0
-        for i in range(options.requests):
+        for i in range(requests):
             prompt = text(options.words, f"{round} {clients} {number} {i}")
-            body = {"prompt": prompt, "max_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
+            body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
             if name == "llama.cpp":
                 body["cache_prompt"] = False
             usage = (await whole(http, f"{server.url}/v1/completions", body))["usage"]
-            if usage["completion_tokens"] != options.tokens:
-                sys.exit(f"{name} generated {usage['completion_tokens']} tokens, not {options.tokens}")
+            if usage["completion_tokens"] != tokens:
+                sys.exit(f"{name} generated {usage['completion_tokens']} tokens, not {tokens}")
             total += usage["completion_tokens"]
         return total
 
@@ -61,12 +62,15 @@ async def main():
         servers["llama.cpp"] = Server(peer, f"http://127.0.0.1:{options.peer_port}")
     cases = [(name, clients) for clients in (1, options.clients) for name in servers]
     rates = {case: [] for case in cases}
-    with servers["tandem"], servers.get("llama.cpp", servers["tandem"]) if options.peer else servers["tandem"]:
+    with contextlib.ExitStack() as running:
+        for server in servers.values():
+            running.enter_context(server)
         for case in cases:
-            await measure(servers[case[0]], *case, "warm-up")
+            await measure(servers[case[0]], *case, "warm-up", 1, 8)
         for round in range(options.rounds):
             for case in cases if round % 2 == 0 else reversed(cases):
-                rates[case].append(await measure(servers[case[0]], *case, round))
+                rate = await measure(servers[case[0]], *case, round, options.requests, options.tokens)
+                rates[case].append(rate)
 
     def ratio(above, below):
         return [a / b for a, b in zip(rates[above], rates[below])]

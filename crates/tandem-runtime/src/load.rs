@@ -185,9 +185,19 @@ impl Board {
             },
         };
         let Posted { restarts, work: Work { running, preempted, prefix_tokens, memory, .. }, .. } = *posted;
-        let waiting = taken.saturating_sub(running);
-        let last_error = posted.last_error.clone();
-        Load { state, running, waiting, restarts, last_error, preempted, prefix_tokens, memory }
+        // A request gives its place back before the step that ended it is posted.
+        let running = running.min(taken);
+        let waiting = taken - running;
+        Load {
+            state,
+            running,
+            waiting,
+            restarts,
+            last_error: posted.last_error.clone(),
+            preempted,
+            prefix_tokens,
+            memory,
+        }
     }
 }
 
