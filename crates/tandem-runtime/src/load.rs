@@ -185,7 +185,9 @@ impl Board {
             },
         };
         let Posted { restarts, work: Work { running, preempted, prefix_tokens, memory, .. }, .. } = *posted;
-        let waiting = taken.saturating_sub(running);
+        // A request gives its place back before the step that ended it is posted.
+        let running = running.min(taken);
+        let waiting = taken - running;
         Load {
             state,
             running,

@@ -319,3 +319,75 @@ fn close(engine: &mut dyn Engine, seq: SeqId) {
         tracing::error!(%error, "closing a kept sequence");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tandem_engine::fake::FakeEngine;
+    use tandem_engine::{Input, Row, Want};
+
+    use super::*;
+
+    fn common(a: &[u32], b: &[u32]) -> usize {
+        a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Tokens on the edges of a radix tree over `kept`: each sorted after another adds what they have not in common.
+    fn distinct(kept: &[Vec<u32>]) -> usize {
+        let mut sorted: Vec<&Vec<u32>> = kept.iter().collect();
+        sorted.sort();
+        let shared: usize = sorted.windows(2).map(|pair| common(pair[0], pair[1])).sum();
+        sorted.iter().map(|tokens| tokens.len()).sum::<usize>() - shared
+    }
+
+    proptest! {
+        /// Against a plain list of what was kept: every prompt finds its longest common prefix, the tree counts common
+        /// tokens once, and everything is closed in the end.
+        #[test]
+        fn a_prompt_finds_the_longest_common_prefix(
+            anywhere: bool,
+            prompts in prop::collection::vec(prop::collection::vec(0..3u32, 1..12), 1..40),
+            freed in 0..5usize,
+        ) {
+            let fake = FakeEngine::new(64, 64, 1000);
+            let mut engine = if anywhere { fake } else { fake.windowed(2) };
+            let engine: &mut dyn Engine = &mut engine;
+            let mut tree = Prefixes::new(1000, anywhere);
+            let mut kept: Vec<Vec<u32>> = Vec::new();
+            for tokens in &prompts {
+                let known = &tokens[..tokens.len() - 1];
+                let longest = kept.iter().map(|kept| common(kept, known)).max().unwrap_or(0);
+                prop_assert_eq!(tree.agreed(None, tokens), longest);
+                // What has dropped all before a window can be forked where it ends.
+                let whole = |kept: &Vec<u32>| {
+                    let at = common(kept, known);
+                    if anywhere || at == kept.len() { at } else { 0 }
+                };
+                let exact = kept.iter().map(whole).max().unwrap_or(0);
+                let (seq, at) = match tree.fork(engine, None, tokens, 64) {
+                    Some(forked) => forked,
+                    None => (engine.open(64, None).unwrap(), 0),
+                };
+                prop_assert_eq!(engine.len(seq), Ok(at));
+                prop_assert!(at >= exact, "{} of {}", at, exact);
+                prop_assert!(at <= longest);
+                let row = Row { seq, input: Input::Tokens(tokens[at..].to_vec()), want: Want::Nothing };
+                let ticket = engine.submit(&[row]).unwrap();
+                engine.collect(ticket).unwrap();
+                tree.keep(engine, None, tokens, seq);
+                kept.push(tokens.clone());
+                prop_assert_eq!(tree.tokens(), distinct(&kept));
+            }
+            let before = engine.memory();
+            let bytes = freed as u64 * 64;
+            if tree.free(engine, bytes) {
+                let after = engine.memory();
+                let held = |memory: tandem_engine::Memory| memory.kv_exclusive + memory.kv_shared;
+                prop_assert!(held(before) - held(after) >= bytes.min(held(before)));
+            }
+            tree.clear(engine);
+            prop_assert_eq!(tree.tokens(), 0);
+            prop_assert_eq!(engine.memory().kv_exclusive + engine.memory().kv_shared, 0);
+        }
+    }
+}

@@ -37,6 +37,8 @@ pub(crate) struct Scheduler {
     prefixes: Prefixes,
     pace: Pace,
     steps: u64,
+    /// Tells the time that steps take; tests have their own.
+    now: fn() -> Instant,
     last_collected: Instant,
     completed: u64,
     preempted: u64,
@@ -55,6 +57,7 @@ impl Scheduler {
             prefixes: Prefixes::new(prefix_tokens, capabilities.exact_fork),
             pace: Pace::new(),
             steps: 0,
+            now: Instant::now,
             last_collected: Instant::now(),
             completed: 0,
             preempted: 0,

@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use tandem_engine::fake::FakeEngine;
-use tandem_engine::{Engine, EngineError, EngineFactory, SampleSpec};
+use tandem_engine::{
+    AdapterId, Capabilities, Engine, EngineError, EngineFactory, Fork, KvSnapshot, Memory, Row, RowOut,
+    SampleSpec, SeqBytes, SeqId, Ticket,
+};
+use tandem_kernels::team::Team;
 use tandem_runtime::{
     Actor, ActorHandle, Command, Done, EngineState, Event, LoadState, Options, Reason, Request, RequestId,
     RuntimeError,
@@ -127,6 +131,87 @@ fn a_panic_fails_the_requests_it_meets_and_the_next_one_succeeds() {
     }
     assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
     assert_eq!((handle.status().unwrap().restarts, built.load(Ordering::SeqCst)), (1, 2));
+}
+
+/// An engine that, when told, panics in a thread of its team.
+struct TeamPanics {
+    inner: FakeEngine,
+    team: Team,
+    steps_left: usize,
+}
+
+impl Engine for TeamPanics {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn open(&mut self, max_len: usize, adapter: Option<AdapterId>) -> Result<SeqId, EngineError> {
+        self.inner.open(max_len, adapter)
+    }
+    fn len(&self, seq: SeqId) -> Result<usize, EngineError> {
+        self.inner.len(seq)
+    }
+    fn submit(&mut self, rows: &[Row]) -> Result<Ticket, EngineError> {
+        let caller = std::thread::current().id();
+        let (meets_worker, fails) = (Barrier::new(2), self.steps_left == 0);
+        self.steps_left = self.steps_left.saturating_sub(1);
+        // Two items for two threads: neither ends before both have begun.
+        self.team.run(|_| {
+            meets_worker.wait();
+            assert!(!fails || std::thread::current().id() == caller, "a helper thread was told to panic");
+        });
+        self.inner.submit(rows)
+    }
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<RowOut>, EngineError> {
+        self.inner.collect(ticket)
+    }
+    fn fork(&mut self, seq: SeqId, at: usize, max_len: usize) -> Result<Fork, EngineError> {
+        self.inner.fork(seq, at, max_len)
+    }
+    fn truncate(&mut self, seq: SeqId, len: usize) -> Result<bool, EngineError> {
+        self.inner.truncate(seq, len)
+    }
+    fn close(&mut self, seq: SeqId) -> Result<(), EngineError> {
+        self.inner.close(seq)
+    }
+    fn export(&mut self, seq: SeqId) -> Result<KvSnapshot, EngineError> {
+        self.inner.export(seq)
+    }
+    fn import(&mut self, snapshot: &KvSnapshot, max_len: usize) -> Result<SeqId, EngineError> {
+        self.inner.import(snapshot, max_len)
+    }
+    fn memory(&self) -> Memory {
+        self.inner.memory()
+    }
+    fn sequence_bytes(&self, seq: SeqId) -> Result<SeqBytes, EngineError> {
+        self.inner.sequence_bytes(seq)
+    }
+}
+
+#[test]
+fn a_panic_in_a_helper_thread_fails_the_requests_it_meets_and_the_next_one_succeeds() {
+    let built = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&built);
+    let (all_made, wait) = std::sync::mpsc::channel();
+    let actor = spawn(Box::new(move || {
+        let first = count.fetch_add(1, Ordering::SeqCst) == 0;
+        if first {
+            wait.recv().unwrap();
+        }
+        let steps_left = if first { 3 } else { usize::MAX };
+        let engine = TeamPanics { inner: engine(), team: Team::new(2).unwrap(), steps_left };
+        Ok(Box::new(engine) as Box<dyn Engine>)
+    }));
+    let handle = actor.handle();
+    let streams: Vec<_> = (0..16).map(|i| handle.generate(request(5 + i, 1000)).unwrap()).collect();
+    all_made.send(()).unwrap();
+    for stream in streams {
+        match stream.last().unwrap() {
+            Event::Error(RuntimeError::Crashed(message)) => assert!(message.contains("helper thread")),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(done(last(&handle, request(5, 3))).usage.generated, 3);
+    assert_eq!((handle.load().restarts, built.load(Ordering::SeqCst)), (1, 2));
 }
 
 #[test]
@@ -259,6 +344,17 @@ fn the_load_is_known_without_asking_the_worker() {
     assert_eq!(serde_json::from_str::<tandem_runtime::Load>(&text).unwrap(), handle.load());
     drop(actor);
     assert_eq!(handle.load().state, LoadState::Stopped);
+}
+
+#[test]
+fn kept_prefixes_are_known_and_can_be_given_up() {
+    let actor = spawn(factory());
+    let handle = actor.handle();
+    done(last(&handle, request(20, 5)));
+    until(&handle, "kept", |load| load.prefix_tokens == 24 && load.memory.kv_exclusive > 0);
+    handle.clear_prefixes();
+    assert_eq!(kv(&handle), 0);
+    until(&handle, "given up", |load| load.prefix_tokens == 0 && load.memory.kv_exclusive == 0);
 }
 
 #[test]

@@ -224,7 +224,7 @@ impl Page {
     /// How engines are. Those that are not ready hold nothing.
     fn loads(&mut self, loads: &[(String, Load)]) {
         type Figure = fn(&Load) -> u64;
-        let figures: [(_, _, _, Figure); 8] = [
+        let figures: [(_, _, _, Figure); 10] = [
             ("tandem_engine_up", "gauge", "Whether the engine answers.", |load| {
                 u64::from(matches!(load.state, LoadState::Ready(_)))
             }),
@@ -234,6 +234,15 @@ impl Page {
             }),
             ("tandem_engine_restarts_total", "counter", "Times the engine was rebuilt.", |load| {
                 load.restarts
+            }),
+            (
+                "tandem_preemptions_total",
+                "counter",
+                "Requests that gave up their KV and waited again.",
+                |load| load.preempted,
+            ),
+            ("tandem_prefix_tokens", "gauge", "Tokens kept for prompts that begin alike.", |load| {
+                load.prefix_tokens as u64
             }),
             ("tandem_kv_used_bytes", "gauge", "KV that sequences hold.", |load| {
                 load.memory.kv_exclusive + load.memory.kv_shared

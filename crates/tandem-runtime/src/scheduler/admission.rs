@@ -14,7 +14,7 @@
 
 use std::cmp::Reverse;
 
-use tandem_engine::EngineError;
+use tandem_engine::{EngineError, Fork, SeqId};
 
 use super::Scheduler;
 use super::job::{Active, Job};
@@ -90,7 +90,8 @@ impl Scheduler {
         if self.running.is_empty() {
             return true;
         }
-        let spared = self.prefixes.agreed(job.request.adapter, &job.tokens);
+        let kept = self.prefixes.agreed(job.request.adapter, &job.tokens);
+        let spared = self.nearest_running(job).map_or(0, |(_, at)| at).max(kept);
         let needed = self.bytes(soon(job, spared) + self.running.iter().map(grows).sum::<usize>());
         let memory = self.engine.memory();
         let free = self.kv_limit.saturating_sub(memory.kv_exclusive + memory.kv_shared);
@@ -110,17 +111,44 @@ impl Scheduler {
         for other in self.waiting.iter_mut().filter(|other| other.id < job.id) {
             other.overtaken += 1;
         }
-        let (engine, adapter, max_len) = (self.engine.as_mut(), job.request.adapter, job.max_len());
-        let begun = match self.prefixes.fork(engine, adapter, &job.tokens, max_len) {
-            Some(forked) => Ok(forked),
-            None => engine.open(max_len, adapter).map(|seq| (seq, 0)),
-        };
-        match begun {
+        let (adapter, max_len) = (job.request.adapter, job.max_len());
+        let forked = self
+            .fork_running(&job)
+            .or_else(|| self.prefixes.fork(self.engine.as_mut(), adapter, &job.tokens, max_len));
+        match forked.map_or_else(|| self.engine.open(max_len, adapter).map(|seq| (seq, 0)), Ok) {
             Ok((seq, fed)) => {
                 job.begin(fed.min(job.prompt));
                 self.running.push(Active::new(job, seq, fed));
             }
             Err(error) => job.sender.end(Event::Error(error.into())),
+        }
+    }
+
+    /// The running sequence that has most of a job's beginning, and how much that is. Not all of it, as in
+    /// [`Prefixes::fork`](crate::prefix::Prefixes::fork).
+    fn nearest_running(&self, job: &Job) -> Option<(SeqId, usize)> {
+        let known = &job.tokens[..job.tokens.len() - 1];
+        let alike = self.running.iter().filter(|active| active.job.request.adapter == job.request.adapter);
+        let common = alike.map(|active| {
+            let fed = active.job.tokens.iter().take(active.fed);
+            (active.seq, fed.zip(known).take_while(|(a, b)| a == b).count())
+        });
+        common.max_by_key(|(_, at)| *at).filter(|(_, at)| *at > 0)
+    }
+
+    /// A fork of a running sequence, where none that is kept has more to give.
+    fn fork_running(&mut self, job: &Job) -> Option<(SeqId, usize)> {
+        let (seq, at) = self.nearest_running(job)?;
+        if at <= self.prefixes.agreed(job.request.adapter, &job.tokens) {
+            return None;
+        }
+        match self.engine.fork(seq, at, job.max_len()) {
+            Ok(Fork::Exact(fork)) => Some((fork, at)),
+            Ok(Fork::Inexact) => None,
+            Err(error) => {
+                tracing::error!(%error, "forking a running sequence");
+                None
+            }
         }
     }
 

@@ -62,7 +62,7 @@ impl Scheduler {
 
     fn try_submit(&mut self, plan: &Plan) -> Result<(), EngineError> {
         let rows: Vec<Row> = plan.rows.iter().map(|row| self.running[row.index].row(row.count)).collect();
-        let submitted = Instant::now();
+        let submitted = (self.now)();
         let ticket = self.engine.submit(&rows)?;
         self.steps += 1;
         self.flights.push_back(Flight {
@@ -122,7 +122,7 @@ impl Scheduler {
     fn land(&mut self) -> Result<(), RuntimeError> {
         let Some(flight) = self.flights.pop_front() else { return Ok(()) };
         let outs = self.engine.collect(flight.ticket)?;
-        let now = Instant::now();
+        let now = (self.now)();
         let begun = flight.submitted.max(self.last_collected);
         self.last_collected = now;
         self.pace.observe(now - begun, flight.decoding, flight.prompt_tokens);

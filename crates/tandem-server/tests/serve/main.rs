@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod answers;
+mod bad_input;
 mod errors;
 mod faults;
 mod harness;

@@ -202,3 +202,14 @@ fn what_is_said_to_be_cached_was_not_computed() {
         assert_eq!(usage.cached + fed, usage.prompt);
     }
 }
+
+#[test]
+fn a_prompt_shares_what_a_running_request_has_computed() {
+    let mut rig = Rig::new(100_000);
+    let (first, second) = (request(prompt(1, 60), 30), request([prompt(1, 40), prompt(2, 20)].concat(), 30));
+    let (_, reader) = rig.accept(&first, 1000);
+    rig.steps(3);
+    let (answer, done) = rig.answer(&second);
+    assert_eq!((answer, done.unwrap().usage.cached), (expected(&second), 40));
+    assert_eq!(read(&reader).0, expected(&first));
+}

@@ -64,7 +64,8 @@ impl<'a> Timeline<'a> {
     ) -> Self {
         let capabilities = engine.capabilities();
         let (vocab, context) = (capabilities.vocab_size as u32, capabilities.context);
-        let scheduler = Scheduler::new(engine, prefix_tokens);
+        let mut scheduler = Scheduler::new(engine, prefix_tokens);
+        scheduler.now = ticking;
         let (places, live, told, seen) = (Places::new(100), Vec::new(), Vec::new(), Seen::default());
         let (adapters, drawn, next_id) = (0, 0, 0);
         Self {
