@@ -187,7 +187,9 @@ fn mean_nll(engine: &mut CpuEngine, tokens: &[u32], window: usize) -> f64 {
         for part in window.chunks(256) {
             let row = Row { seq, input: Input::Tokens(part.to_vec()), want: Want::Logits(Which::All) };
             let ticket = engine.submit(&[row]).unwrap();
-            let RowOut::Logits(logits) = engine.collect(ticket).unwrap().remove(0) else { panic!("no logits") };
+            let RowOut::Logits(logits) = engine.collect(ticket).unwrap().remove(0) else {
+                panic!("no logits")
+            };
             for (logits, token) in logits.values.chunks(logits.vocab).zip(next.by_ref()) {
                 let max = logits.iter().copied().fold(f32::MIN, f32::max);
                 let total: f64 = logits.iter().map(|l| f64::from((l - max).exp())).sum();
@@ -208,9 +210,8 @@ fn judged_perplexity_is_that_of_the_weights() {
     let text = std::fs::read_to_string(fixture("text/persuasion-long.txt")).unwrap();
     let tokens = model.tokenizer.encode(&text, false).unwrap();
     assert!(tokens.len() >= TOKENS, "{} tokens", tokens.len());
-    let perplexity = |options: &CpuOptions| {
-        mean_nll(&mut engine(&model, options), &tokens[..TOKENS], WINDOW).exp()
-    };
+    let perplexity =
+        |options: &CpuOptions| mean_nll(&mut engine(&model, options), &tokens[..TOKENS], WINDOW).exp();
     let exact = perplexity(&CpuOptions::default().exact());
     println!("exact: perplexity {exact:.4}");
     for (name, options, bound) in [

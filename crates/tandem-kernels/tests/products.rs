@@ -381,7 +381,8 @@ fn empty_products_do_nothing() {
 fn a_large_matrix_is_packed_part_by_part() {
     let (rows, cols) = (5000, 1025);
     let value = |row: usize, col: usize| (row * 31 + col) as f32;
-    let stored = |row: usize| -> Vec<u8> { (0..cols).flat_map(|col| value(row, col).to_le_bytes()).collect() };
+    let stored =
+        |row: usize| -> Vec<u8> { (0..cols).flat_map(|col| value(row, col).to_le_bytes()).collect() };
     let stored: Vec<Vec<u8>> = (0..rows).map(stored).collect();
     let team = Team::new(2).unwrap();
     let mut parts = 0;
