@@ -98,6 +98,70 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     }
 }
 
+/// The operations of [`Lanes`] on sixteen floats by those on eight, where a register holds no more.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! wide_as_two_halves {
+    () => {
+        type W = [Self::V; 2];
+
+        #[inline(always)]
+        fn splat_wide(self, x: f32) -> Self::W {
+            [self.splat(x); 2]
+        }
+        #[inline(always)]
+        fn load_wide(self, x: &[f32; WIDE]) -> Self::W {
+            let (halves, _) = x.as_chunks();
+            [self.load(&halves[0]), self.load(&halves[1])]
+        }
+        #[inline(always)]
+        fn load_wide_f16(self, x: &[f16; WIDE]) -> Self::W {
+            let (halves, _) = x.as_chunks();
+            [self.load_f16(&halves[0]), self.load_f16(&halves[1])]
+        }
+        #[inline(always)]
+        fn load_wide_i8(self, x: &[i8; WIDE]) -> Self::W {
+            let (halves, _) = x.as_chunks();
+            [self.load_i8(&halves[0]), self.load_i8(&halves[1])]
+        }
+        #[inline(always)]
+        fn store_wide(self, w: Self::W, x: &mut [f32; WIDE]) {
+            let (halves, _) = x.as_chunks_mut();
+            self.store(w[0], &mut halves[0]);
+            self.store(w[1], &mut halves[1]);
+        }
+        #[inline(always)]
+        fn halves(self, w: Self::W) -> [Self::V; 2] {
+            w
+        }
+        #[inline(always)]
+        fn add_wide(self, a: Self::W, b: Self::W) -> Self::W {
+            [self.add(a[0], b[0]), self.add(a[1], b[1])]
+        }
+        #[inline(always)]
+        fn sub_wide(self, a: Self::W, b: Self::W) -> Self::W {
+            [self.sub(a[0], b[0]), self.sub(a[1], b[1])]
+        }
+        #[inline(always)]
+        fn mul_wide(self, a: Self::W, b: Self::W) -> Self::W {
+            [self.mul(a[0], b[0]), self.mul(a[1], b[1])]
+        }
+        #[inline(always)]
+        fn max_wide(self, a: Self::W, b: Self::W) -> Self::W {
+            [self.max(a[0], b[0]), self.max(a[1], b[1])]
+        }
+        #[inline(always)]
+        fn exp_wide(self, x: Self::W) -> Self::W {
+            [self.exp(x[0]), self.exp(x[1])]
+        }
+        #[inline(always)]
+        fn fma_wide(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+            [self.fma(a[0], b[0], c[0]), self.fma(a[1], b[1], c[1])]
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use wide_as_two_halves;
+
 /// Evaluates an expression with `$lanes` bound to the [`Lanes`] of a [`Path`](crate::path::Path).
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_lanes {

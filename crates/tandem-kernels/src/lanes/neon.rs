@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::f16;
 
-use super::{LANES, Lanes, WIDE};
+use super::{LANES, Lanes, WIDE, wide_as_two_halves};
 use crate::math;
 use crate::path::{Isa, Path};
 
@@ -29,9 +29,10 @@ macro_rules! op {
 
 impl Lanes for Neon {
     type V = [float32x4_t; 2];
-    type W = [Self::V; 2];
 
     const ACCUMULATORS: usize = 6;
+
+    wide_as_two_halves!();
 
     /// NEON is part of what all code for this target is compiled for.
     #[inline(always)]
@@ -104,58 +105,5 @@ impl Lanes for Neon {
         // SAFETY: the features as above, and eight bytes lie behind the reference.
         let x = unsafe { vmovl_s8(vld1_s8(x.as_ptr())) };
         op!([vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))])
-    }
-    #[inline(always)]
-    fn splat_wide(self, x: f32) -> Self::W {
-        [self.splat(x); 2]
-    }
-    #[inline(always)]
-    fn load_wide(self, x: &[f32; WIDE]) -> Self::W {
-        let (halves, _) = x.as_chunks();
-        [self.load(&halves[0]), self.load(&halves[1])]
-    }
-    #[inline(always)]
-    fn load_wide_f16(self, x: &[f16; WIDE]) -> Self::W {
-        let (halves, _) = x.as_chunks();
-        [self.load_f16(&halves[0]), self.load_f16(&halves[1])]
-    }
-    #[inline(always)]
-    fn load_wide_i8(self, x: &[i8; WIDE]) -> Self::W {
-        let (halves, _) = x.as_chunks();
-        [self.load_i8(&halves[0]), self.load_i8(&halves[1])]
-    }
-    #[inline(always)]
-    fn store_wide(self, w: Self::W, x: &mut [f32; WIDE]) {
-        let (halves, _) = x.as_chunks_mut();
-        self.store(w[0], &mut halves[0]);
-        self.store(w[1], &mut halves[1]);
-    }
-    #[inline(always)]
-    fn halves(self, w: Self::W) -> [Self::V; 2] {
-        w
-    }
-    #[inline(always)]
-    fn add_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.add(a[0], b[0]), self.add(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn sub_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.sub(a[0], b[0]), self.sub(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn mul_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.mul(a[0], b[0]), self.mul(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn max_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.max(a[0], b[0]), self.max(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn exp_wide(self, x: Self::W) -> Self::W {
-        [self.exp(x[0]), self.exp(x[1])]
-    }
-    #[inline(always)]
-    fn fma_wide(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W {
-        [self.fma(a[0], b[0], c[0]), self.fma(a[1], b[1], c[1])]
     }
 }

@@ -3,7 +3,7 @@
 use half::f16;
 use std::arch::x86_64::*;
 
-use super::{LANES, Lanes, WIDE};
+use super::{LANES, Lanes, WIDE, wide_as_two_halves};
 use crate::math;
 use crate::path::{Isa, Path};
 
@@ -115,68 +115,14 @@ macro_rules! eight {
 }
 
 impl Lanes for Avx2 {
-    type W = [__m256; 2];
-
     const ACCUMULATORS: usize = 6;
 
     eight!();
+    wide_as_two_halves!();
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
         op!(with_avx2(f))
-    }
-    #[inline(always)]
-    fn splat_wide(self, x: f32) -> Self::W {
-        [self.splat(x); 2]
-    }
-    #[inline(always)]
-    fn load_wide(self, x: &[f32; WIDE]) -> Self::W {
-        let (halves, _) = x.as_chunks();
-        [self.load(&halves[0]), self.load(&halves[1])]
-    }
-    #[inline(always)]
-    fn load_wide_f16(self, x: &[f16; WIDE]) -> Self::W {
-        let (halves, _) = x.as_chunks();
-        [self.load_f16(&halves[0]), self.load_f16(&halves[1])]
-    }
-    #[inline(always)]
-    fn load_wide_i8(self, x: &[i8; WIDE]) -> Self::W {
-        let (halves, _) = x.as_chunks();
-        [self.load_i8(&halves[0]), self.load_i8(&halves[1])]
-    }
-    #[inline(always)]
-    fn store_wide(self, w: Self::W, x: &mut [f32; WIDE]) {
-        let (halves, _) = x.as_chunks_mut();
-        self.store(w[0], &mut halves[0]);
-        self.store(w[1], &mut halves[1]);
-    }
-    #[inline(always)]
-    fn fma_wide(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W {
-        [self.fma(a[0], b[0], c[0]), self.fma(a[1], b[1], c[1])]
-    }
-    #[inline(always)]
-    fn halves(self, w: Self::W) -> [__m256; 2] {
-        w
-    }
-    #[inline(always)]
-    fn add_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.add(a[0], b[0]), self.add(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn sub_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.sub(a[0], b[0]), self.sub(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn mul_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.mul(a[0], b[0]), self.mul(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn max_wide(self, a: Self::W, b: Self::W) -> Self::W {
-        [self.max(a[0], b[0]), self.max(a[1], b[1])]
-    }
-    #[inline(always)]
-    fn exp_wide(self, x: Self::W) -> Self::W {
-        [self.exp(x[0]), self.exp(x[1])]
     }
 }
 
