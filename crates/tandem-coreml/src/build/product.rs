@@ -33,16 +33,18 @@ impl Builder {
     }
 
     /// `x · weightᵀ + bias` along the last axis; `weight` is `[out, in]`.
-    pub fn linear(&mut self, label: &str, x: &Var, weight: &Var, bias: &Var) -> Built {
+    pub fn linear(&mut self, label: &str, x: &Var, weight: &Var, bias: Option<&Var>) -> Built {
         let (&[out, inner], Some(&last)) = (weight.ty.dims.as_slice(), x.ty.dims.last()) else {
             return Err(self.wrong("linear", label, format!("{} by {}", x.ty, weight.ty)));
         };
-        if inner != last || bias.ty.dims != [out] {
+        if inner != last || bias.is_some_and(|bias| bias.ty.dims != [out]) {
             return Err(self.wrong("linear", label, format!("{} by {}", x.ty, weight.ty)));
         }
         let mut ty = x.ty.clone();
         *ty.dims.last_mut().expect("it has a last dimension") = out;
-        Ok(self.op("linear", label, &[("x", x), ("weight", weight), ("bias", bias)], ty))
+        let mut args = vec![("x", x), ("weight", weight)];
+        args.extend(bias.map(|bias| ("bias", bias)));
+        Ok(self.op("linear", label, &args, ty))
     }
 
     /// `x · y`, or `x · yᵀ`, of the last two axes; the others are stretched to each other.

@@ -14,8 +14,13 @@ impl Builder {
         self.interface.states.push(Feature { name: name.into(), kind });
         self.inputs.push(Named { name: name.into(), ty: ValueType::State(ty.clone()) });
         self.names.insert(name.into(), 1);
+        self.read_state(name, &format!("{name}_before"), ty)
+    }
+
+    /// What the state `name` of type `ty` holds here.
+    pub fn read_state(&mut self, name: &str, label: &str, ty: TensorType) -> Var {
         let state = Var { name: name.into(), ty: ty.clone() };
-        self.op("read_state", &format!("{name}_before"), &[("input", &state)], ty)
+        self.op("read_state", label, &[("input", &state)], ty)
     }
 
     /// Makes `value` what the state `name` holds from here on.

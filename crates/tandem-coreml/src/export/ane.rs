@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use tandem_model::decoder::{self, Activation, Decoder, Layer, Linear, Mixer, Norm, QkNorm, QkNormOver};
+use tandem_model::decoder::{self, Activation, Decoder, Layer, Linear, Mixer, Norm, QkNormOver};
 
 use super::norm::rms_norm;
 use super::options::KvForm;
 use super::plan::{Cache, Heads, LayerPlan, Plan};
 use super::store::Store;
+use super::turn::turned;
 use crate::build::{Builder, Var};
 use crate::dtype::DType;
 use crate::error::CoremlError;
@@ -210,12 +211,11 @@ impl Lowering<'_, '_> {
         } = attention;
         let Heads { heads, kv_heads, head_dim, width } = self.plan.heads;
         let tokens = self.tokens;
-        let rows = [(k, qk_norm.as_ref().map(|norm| &norm.k), plan.rope, "k"), (v, None, None, "v")];
-        let [keys, values] = rows.map(|(linear, norm, rope, label)| {
-            let heads = self.by_head(label, linear, x, kv_heads, norm.zip(qk_norm.as_ref()), rope)?;
-            self.as_rows(label, &heads)
-        });
-        let (keys, values) = (keys?, values?);
+        let norms = qk_norm.as_ref();
+        let keys = self.by_head("k", k, x, kv_heads, norms.map(|norms| (&norms.k, norms.over)), plan.rope)?;
+        let keys = self.as_rows("k", &keys)?;
+        let values = self.by_head("v", v, x, kv_heads, None, None)?;
+        let values = self.as_rows("v", &values)?;
         let cache = self.caches.get_mut(&plan.cache).expect("every layer's cache is open");
         let at = cache.rows.len() as i32;
         cache.rows.extend([keys.clone(), values.clone()]);
@@ -225,8 +225,7 @@ impl Lowering<'_, '_> {
         let (before, mask) = (cache.before.clone(), cache.mask.clone());
         let slots = self.plan.slots(plan.cache);
 
-        let norm = qk_norm.as_ref().map(|norm| &norm.q).zip(qk_norm.as_ref());
-        let queries = self.by_head("q", q, x, heads, norm, plan.rope)?;
+        let queries = self.by_head("q", q, x, heads, norms.map(|norms| (&norms.q, norms.over)), plan.rope)?;
         let queries = self.b.scaled("q_scaled", &queries, *scale)?;
         let queries = self.as_rows("q", &queries)?;
         let rows = heads / kv_heads * tokens;
@@ -273,36 +272,26 @@ impl Lowering<'_, '_> {
         linear: &Linear,
         x: &Var,
         heads: usize,
-        norm: Option<(&Norm, &QkNorm)>,
+        norm: Option<(&Norm, QkNormOver)>,
         rope: Option<usize>,
     ) -> Done<Var> {
         let (head_dim, tokens) = (self.plan.heads.head_dim, self.tokens);
         let norm_label = format!("{label}_norm");
         let mut y = self.project(label, linear, x)?;
-        let over = norm.map(|(norm, QkNorm { q: _, k: _, over })| (norm, *over));
-        if let Some((norm, QkNormOver::FullWidth)) = over {
+        if let Some((norm, QkNormOver::FullWidth)) = norm {
             let weight = self.store.norm(norm, &[1, heads * head_dim, 1, 1], 1.0)?;
             let weight = self.b.weight(&format!("{norm_label}_weight"), &weight);
             y = rms_norm(&mut self.b, &norm_label, &y, 1, &weight, norm.eps)?;
         }
         y = self.b.reshape_fixed(&format!("{label}_by_head"), &y, &[1, heads, head_dim, tokens])?;
-        if let Some((norm, QkNormOver::Head)) = over {
+        if let Some((norm, QkNormOver::Head)) = norm {
             let weight = self.store.norm(norm, &[1, 1, head_dim, 1], 1.0)?;
             let weight = self.b.weight(&format!("{norm_label}_weight"), &weight);
             y = rms_norm(&mut self.b, &norm_label, &y, 2, &weight, norm.eps)?;
         }
         let Some(rope) = rope else { return Ok(y) };
         let rotary = self.plan.ropes[rope].rotary_dim;
-        let b = &mut self.b;
-        let sizes = [rotary / 2, rotary / 2, head_dim - rotary];
-        let sizes = if sizes[2] == 0 { &sizes[..2] } else { &sizes[..] };
-        let halves = b.split(&format!("{label}_halves"), &y, 2, sizes)?;
-        let swapped: Vec<&Var> = [1, 0, 2].iter().filter_map(|&i| halves.get(i)).collect();
-        let swapped = b.concat(&format!("{label}_swapped"), &swapped, 2)?;
-        let [cos, sin] = &self.turns[&rope];
-        let kept = b.mul(&format!("{label}_cos"), &y, cos)?;
-        let turned = b.mul(&format!("{label}_sin"), &swapped, sin)?;
-        b.add(&format!("{label}_turned"), &kept, &turned)
+        turned(&mut self.b, label, &y, 2, [rotary, head_dim], &self.turns[&rope])
     }
 
     /// `[1, heads, head_dim, tokens]` as rows of the cache's width: `[1, heads, tokens, width]`.

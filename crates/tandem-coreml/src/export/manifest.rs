@@ -86,7 +86,8 @@ pub struct CacheFacts {
     /// The input `[1, 1, tokens, slots + tokens]` that says which slots and which new rows each token sees
     /// (`[1, 1, tokens, slots]`, new rows in their slots, for `gpu`).
     pub mask: String,
-    /// The input that holds the slot of the first new row; absent with `io`.
+    /// The input that holds the slot of the first new row; absent with `io`. For `gpu` a second one, with `_end` after the
+    /// name, holds the slot after the last new row.
     pub slot: Option<String>,
     /// Position `p` lies in slot `p mod slots`.
     pub slots: usize,
@@ -94,7 +95,7 @@ pub struct CacheFacts {
     pub window: Option<usize>,
 }
 
-/// Inputs that turn queries and keys.
+/// Inputs that turn queries and keys, `[1, width, 1, tokens]` (`[1, 1, tokens, width]` for `gpu`).
 ///
 /// Of `width` values for a token at position `p`, with `h = rotary / 2` and the angle `a(i) = p * inverse_frequencies[i]`:
 /// `cos[i] = cos(a(i mod h)) * factor` for `i < rotary`, else 1; `sin[i] = -sin(a(i)) * factor` for `i < h`,

@@ -4,11 +4,13 @@
 //! tokenizer's files and `tandem.json`, which says how they belong together. The folder is whole or not there.
 
 mod ane;
+mod gpu;
 pub mod manifest;
 mod norm;
 mod options;
 mod plan;
 mod store;
+mod turn;
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -57,7 +59,10 @@ pub fn export(
         done += values as u64;
         progress(done.min(total as u64), total as u64);
     };
-    let embedding = write_embedding(&plan, weights, staging.path(), &mut advance)?;
+    let embedding = match options.target {
+        Target::Ane => Some(write_embedding(&plan, weights, staging.path(), &mut advance)?),
+        Target::Gpu => None,
+    };
     let mut packages = Vec::new();
     for chunk in 0..plan.chunks.len() {
         packages.push(write_package(&plan, chunk, weights, staging.path(), &mut advance)?);
@@ -90,16 +95,19 @@ fn write_package(
     };
     let mut writer = PackageWriter::create(&folder.join(&file))?;
     let mut store = Store::new(weights, plan.options, &mut writer.weights, advance);
-    let functions = [("decode", Role::Decode), ("prefill", Role::Prefill)];
-    let mut model = Model {
-        specification: plan.options.opset.specification(),
-        default_function: "decode".into(),
-        metadata: metadata(plan),
-        ..Model::default()
+    let functions = match plan.options.target {
+        Target::Ane => {
+            let mut function = |role| ane::function(plan, chunk, role, &mut store);
+            vec![("decode", function(Role::Decode)?), ("prefill", function(Role::Prefill)?)]
+        }
+        Target::Gpu => vec![("main", gpu::function(plan, &mut store)?)],
     };
-    for (name, role) in functions {
-        model.functions.insert(name.into(), ane::function(plan, chunk, role, &mut store)?);
-    }
+    let model = Model {
+        specification: plan.options.opset.specification(),
+        default_function: functions[0].0.into(),
+        functions: functions.into_iter().map(|(name, function)| (name.to_owned(), function)).collect(),
+        metadata: metadata(plan),
+    };
     let weight_bytes = writer.weights.bytes();
     writer.finish(&model)?;
     Ok(PackageFacts {
@@ -156,7 +164,7 @@ fn facts(
     plan: &Plan<'_>,
     weights: &Weights,
     packages: Vec<PackageFacts>,
-    embedding: Embedding,
+    embedding: Option<Embedding>,
     tokenizer: Vec<String>,
 ) -> Manifest {
     let ExportOptions { target, context, prefill, quant, group, chunks: _, kv, head_parts: _, opset } =
@@ -193,10 +201,10 @@ fn facts(
         opset: opset.name().into(),
         kv: if *kv == KvForm::State { "state" } else { "io" }.into(),
         context: *context,
-        prefill: Some(*prefill),
+        prefill: (*target == Target::Ane).then_some(*prefill),
         batch: 1,
         packages,
-        embedding: Some(embedding),
+        embedding,
         caches: caches.map(cache).collect(),
         mask_value: MASK_VALUE,
         ropes: plan.ropes.iter().enumerate().map(rope).collect(),

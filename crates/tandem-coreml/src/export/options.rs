@@ -178,9 +178,6 @@ impl ExportOptions {
         if *group == 0 || *chunks == Some(0) || *head_parts == Some(0) {
             return refuse("groups, chunks and parts of 0".into(), "there is at least one of each");
         }
-        if *target == Target::Gpu {
-            return refuse("packages for the GPU are not exported yet".into(), "use --for ane");
-        }
         if *target == Target::Gpu && *kv == KvForm::Io {
             return refuse("--kv io for the GPU is not exported yet".into(), "use --kv state, or --for ane");
         }

@@ -148,18 +148,21 @@ impl<'a> Plan<'a> {
             });
             // A window that is never left is none.
             let window = attention.window.filter(|window| *window < options.context);
-            let cache = match (window, options.target) {
-                // The GPU form keeps every position and leaves the window to the mask.
-                (None, _) => Cache::Full,
-                (Some(_), Target::Gpu) => Cache::Ring,
-                (Some(window), Target::Ane) if ring.is_none_or(|ring| ring.window == window) => {
-                    // A call that is only part filled writes rows of no meaning after its own; the ring is long enough
-                    // that these never lie on rows that are still seen.
-                    let slots = (window + options.prefill).next_multiple_of(options.prefill);
-                    ring = Some(Ring { window, slots });
+            if attention.softcap.is_some() && options.target == Target::Gpu {
+                return refuse(
+                    format!(
+                        "capped attention scores (layer {i}) for the GPU: the fused operator has no place for them"
+                    ),
+                    "use --for ane",
+                );
+            }
+            let cache = match window {
+                None => Cache::Full,
+                Some(window) if ring.is_none_or(|ring| ring.window == window) => {
+                    ring = Some(Ring { window, slots: ring_slots(window, options) });
                     Cache::Ring
                 }
-                (Some(window), Target::Ane) => {
+                Some(window) => {
                     return refuse(
                         format!(
                             "windows of different lengths ({window} in layer {i}) cannot be exported yet"
@@ -184,7 +187,7 @@ impl<'a> Plan<'a> {
             ring,
             chunks: chunks(decoder, options)?,
             head_parts: even(decoder.vocab_size, parts),
-            residual: residual_factor(decoder, options.target),
+            residual: residual_factor(decoder),
         })
     }
 
@@ -221,6 +224,16 @@ impl<'a> Plan<'a> {
     }
 }
 
+fn ring_slots(window: usize, options: &ExportOptions) -> usize {
+    match options.target {
+        // A call that is only part filled writes rows of no meaning after its own; the ring is long enough that these
+        // never lie on rows that are still seen.
+        Target::Ane => (window + options.prefill).next_multiple_of(options.prefill),
+        // A call may bring any number of rows, so every position is kept.
+        Target::Gpu => options.context,
+    }
+}
+
 /// Layers of each package.
 fn chunks(decoder: &Decoder, options: &ExportOptions) -> Result<Vec<Range<usize>>, CoremlError> {
     let layers = decoder.layers.len();
@@ -250,13 +263,13 @@ fn even(total: usize, parts: usize) -> Vec<Range<usize>> {
 
 /// Only networks that norm what enters and what leaves each half of a layer can be scaled at no cost; the others keep
 /// their residual streams small.
-fn residual_factor(decoder: &Decoder, target: Target) -> f32 {
+fn residual_factor(decoder: &Decoder) -> f32 {
     let sandwiched = decoder.layers.iter().all(|layer| {
         [&layer.mixer_pre_norm, &layer.mixer_post_norm, &layer.mlp_pre_norm, &layer.mlp_post_norm]
             .iter()
             .all(|norm| norm.is_some())
     });
-    if sandwiched && target == Target::Ane { RESIDUAL_FACTOR } else { 1.0 }
+    if sandwiched { RESIDUAL_FACTOR } else { 1.0 }
 }
 
 #[cfg(test)]

@@ -1,16 +1,15 @@
 //! One-dimensional k-means: the table of `k` values that a group of weights is best replaced by.
 //!
 //! In one dimension a cluster is an interval of the sorted values, and with prefix sums of weights, values and squares
-//! the cost of an interval takes constant time. Clusters are first the optimal ones whose borders lie on a grid of at
-//! most [`GRID`] borders (dynamic programming, which is exact when there are no more distinct values than that), then
-//! Lloyd's iteration moves the borders between all values. Equal input gives equal output.
+//! the cost of an interval takes constant time. Clusters are first the optimal ones whose borders lie on a grid (dynamic
+//! programming, which is exact when there are no more distinct values than places in the grid), then Lloyd's iteration
+//! moves the borders between all values. Equal input gives equal output.
 
 use half::f16;
 
-/// Places where the dynamic programme may put borders.
+/// Places where the dynamic programme may put borders: at least so many, and so many a cluster.
 const GRID: usize = 384;
-/// Tables larger than this start from the density of values instead: the programme would take too long.
-const LARGEST_PROGRAMME: usize = 64;
+const GRID_A_CLUSTER: usize = 4;
 /// Lloyd's iteration ends when no border moves, and at the latest then.
 const ROUNDS: usize = 60;
 
@@ -156,7 +155,8 @@ impl Sums {
         for cluster in 1..k {
             let mut next = vec![f64::INFINITY; cells + 1];
             let mut begin = vec![0; cells + 1];
-            let mut open = vec![(cluster + 1, cells, cluster, cells - 1)];
+            // Each cluster to come needs a cell.
+            let mut open = vec![(cluster + 1, cells - (k - 1 - cluster), cluster, cells - 1)];
             while let Some((low, high, first, last)) = open.pop() {
                 if low > high {
                     continue;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, dead_code, reason = "tests")]
 
+pub mod dequantized;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

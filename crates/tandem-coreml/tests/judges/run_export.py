@@ -40,13 +40,19 @@ class Session:
         self.position = 0
         self.states = []
         for program in self.programs:
-            states = program.states("decode")
+            states = program.states(facts["packages"][0]["functions"][0])
             if facts["kv"] == "io":
                 for item in program.functions()["decode"].inputs:
                     if item.name in self.held:
                         shape = [d.constant.size for d in item.type.tensorType.dimensions]
                         states[item.name] = np.zeros(shape, np.float16)
             self.states.append(states)
+
+    def rewind(self, position):
+        """Forgets what comes after `position` tokens."""
+        self.position = position
+        for held in self.held.values():
+            held[held >= position] = -1
 
     def turns(self, rope, positions):
         angles = next(a for a in rope["angles"] if self.length <= a["up_to"])
@@ -58,6 +64,25 @@ class Session:
         sin[: rope["rotary"]] = np.concatenate([-np.sin(a), np.sin(a)]) * angles["factor"]
         assert half == len(angles["inverse_frequencies"])
         return cos.astype(np.float16), sin.astype(np.float16)
+
+    def call_flexible(self, ids):
+        """One call of the GPU form; the logits of the last token."""
+        facts = self.facts
+        start, count = self.position, len(ids)
+        positions = start + np.arange(count)
+        inputs = {"ids": ids.astype(np.int32)[None]}
+        for rope in facts["ropes"]:
+            cos, sin = self.turns(rope, positions)
+            inputs[rope["cos"]], inputs[rope["sin"]] = cos.T[None, None], sin.T[None, None]
+        for cache in facts["caches"]:
+            slots, p = np.arange(cache["slots"]), positions[:, None]
+            seen = (slots <= p) & (slots > p - (cache["window"] or np.inf))
+            inputs[cache["mask"]] = np.where(seen, 0, facts["mask_value"])[None, None].astype(np.float16)
+            inputs[cache["slot"]] = np.array([start], np.int32)
+            inputs[cache["slot"] + "_end"] = np.array([start + count], np.int32)
+        outputs = self.programs[0].run(inputs, self.states[0], "main")
+        self.position += count
+        return np.concatenate([outputs[part["output"]].ravel() for part in facts["logits"]]).astype(np.float64)
 
     def call(self, function, ids):
         """`ids` are the meaningful tokens of a call at the current position."""
@@ -105,12 +130,20 @@ class Session:
         return None
 
     def prefill(self, ids):
+        if self.facts["target"] == "gpu":
+            # Two calls of different length.
+            for some in np.split(ids, [len(ids) * 2 // 3]):
+                if len(some):
+                    self.call_flexible(some)
+            return
         size = self.facts["prefill"]
         for at in range(0, len(ids), size):
             assert self.position % size == 0
             self.call("prefill", ids[at : at + size])
 
     def decode(self, token):
+        if self.facts["target"] == "gpu":
+            return self.call_flexible(np.array([token]))
         return self.call("decode", np.array([token]))
 
 
