@@ -70,8 +70,7 @@ pub fn kmeans(points: &[(f64, f64)], k: usize) -> Vec<f64> {
         return points.iter().map(|point| point.0).collect();
     }
     let sums = Sums::new(points);
-    let borders =
-        if k <= LARGEST_PROGRAMME { sums.programme(&grid(points, GRID), k) } else { grid(points, k) };
+    let borders = sums.programme(&grid(points, GRID.max(GRID_A_CLUSTER * k)), k);
     sums.lloyd(points, borders)
 }
 

@@ -47,3 +47,25 @@ fn what_cannot_be_exported_is_refused() {
         assert!(!out.exists());
     }
 }
+
+/// A limit on the size of files stands for a full disk.
+#[test]
+#[cfg(unix)]
+fn a_write_that_fails_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let limited = "trap '' XFSZ; ulimit -f 100; exec \"$@\"";
+    let ran = std::process::Command::new("bash")
+        .args(["-c", limited, "bash", env!("CARGO_BIN_EXE_tandem"), "export", &model()])
+        .arg(&out)
+        .args(["-c", "128", "--prefill", "16"])
+        .env("TANDEM_HOME", folder.path().join("store"))
+        .output()
+        .unwrap();
+    let error = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot write") && error.contains("weight.bin"), "{error}");
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name == "store"), "{left:?}");
+}
