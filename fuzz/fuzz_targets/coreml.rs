@@ -29,7 +29,10 @@ fuzz_target!(|data: &[u8]| {
     write(Path::new("weights/weight.bin"), weights);
     let Ok(package) = Package::open(folder) else { return };
     for value in package.values() {
-        let _ = package.bytes(value);
+        package.bytes(value).unwrap();
+    }
+    for name in package.model().functions.keys() {
+        package.function(Some(name)).unwrap();
     }
     let _ = audit(&package, &Options::default());
     let _ = inspect(&package);

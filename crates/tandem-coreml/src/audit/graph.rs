@@ -1,6 +1,6 @@
 //! A function as a graph: who makes a value, who reads it, of what type it is, and which constants an operator has.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use half::{bf16, f16};
 
@@ -175,6 +175,20 @@ impl<'a> Numbers<'a> {
             Self::Bytes(..) => Box::new(std::iter::empty()),
         }
     }
+
+    /// Whether one of them is minus infinity; compares bytes, as masks are large.
+    pub fn has_negative_infinity(self) -> bool {
+        fn holds<const N: usize>(bytes: &[u8], wanted: [u8; N]) -> bool {
+            bytes.as_chunks::<N>().0.contains(&wanted)
+        }
+        match self {
+            Self::F32(values) => values.contains(&f32::NEG_INFINITY),
+            Self::Bytes(DType::F16, bytes) => holds(bytes, f16::NEG_INFINITY.to_le_bytes()),
+            Self::Bytes(DType::Bf16, bytes) => holds(bytes, bf16::NEG_INFINITY.to_le_bytes()),
+            Self::Bytes(DType::F32, bytes) => holds(bytes, f32::NEG_INFINITY.to_le_bytes()),
+            Self::Bytes(..) => false,
+        }
+    }
 }
 
 /// An operator, with the graph around it.
@@ -257,13 +271,13 @@ impl<'g, 'a> Site<'g, 'a> {
     /// The operators that unpack its constants, and those that unpack what these read; each once.
     pub fn unpackers(self) -> Vec<Self> {
         let mut found: Vec<Self> = Vec::new();
+        let mut seen = HashSet::new();
         let mut next = Some(self);
         let mut done = 0;
         while let Some(site) = next {
             for name in site.op.inputs.values().flatten().filter_map(name_of) {
                 let Some(maker) = self.graph.produced(name) else { continue };
-                let unpacks = maker.op.kind.starts_with("constexpr_");
-                if unpacks && found.iter().all(|known| known.index != maker.index) {
+                if maker.op.kind.starts_with("constexpr_") && seen.insert(maker.index) {
                     found.push(maker);
                 }
             }

@@ -116,7 +116,7 @@ impl Default for Options {
 /// Audits a package.
 ///
 /// # Errors
-/// [`CoremlError::Malformed`] if constants that a rule looks at cannot be read; none for a package that was opened.
+/// [`CoremlError::Refused`] for a program without a function.
 pub fn audit(package: &Package, options: &Options) -> Result<Audit, CoremlError> {
     report::audit(package.model(), Some(package), options)
 }
@@ -125,7 +125,7 @@ pub fn audit(package: &Package, options: &Options) -> Result<Audit, CoremlError>
 /// looked at.
 ///
 /// # Errors
-/// None at present; see [`audit`].
+/// As [`audit`].
 pub fn audit_model(model: &Model, options: &Options) -> Result<Audit, CoremlError> {
     report::audit(model, None, options)
 }

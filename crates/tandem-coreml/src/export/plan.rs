@@ -279,6 +279,6 @@ mod tests {
     #[test]
     fn parts_are_even_and_whole() {
         assert_eq!(even(10, 4), [0..2, 2..5, 5..7, 7..10]);
-        assert_eq!(even(3, 1), [0..3]);
+        assert_eq!(even(3, 1), [0..3; 1]);
     }
 }

@@ -9,7 +9,7 @@ use tandem_coreml::audit::{Audit, Chip, Confidence, Effect, FunctionAudit, Optio
 
 use crate::cli::AuditArgs;
 use crate::measure::size;
-use crate::package::open;
+use crate::package::{open, plain};
 
 /// Places that are named before the rest is only counted.
 const PLACES: usize = 4;
@@ -47,7 +47,7 @@ fn print(out: &mut impl Write, package: &str, audit: &Audit) -> std::io::Result<
     }
     for function in &audit.functions {
         for (reasons, devices) in reasons(function) {
-            writeln!(out, "{} on {}: {}", function.name, list(&devices), reasons.join("; "))?;
+            writeln!(out, "{} on {}: {}", plain(&function.name), list(&devices), reasons.join("; "))?;
         }
     }
     writeln!(out, "verdict: {} (predicted by rules; nothing was run)", audit.verdict.name())
@@ -59,8 +59,8 @@ fn print_totals(out: &mut impl Write, package: &str, function: &FunctionAudit) -
     writeln!(
         out,
         "{package}, function {} ({}): {} operators, {} of weights, {adds} multiply-adds\n",
-        function.name,
-        function.opset,
+        plain(&function.name),
+        plain(&function.opset),
         totals.operators,
         size(totals.weight_bytes)
     )
@@ -118,8 +118,9 @@ impl Found {
         self.devices.extend(devices);
         self.devices.sort();
         self.devices.dedup();
-        if !detail.is_empty() && self.details.iter().all(|known| known != detail) {
-            self.details.push(detail.to_owned());
+        let detail = plain(detail);
+        if !detail.is_empty() && self.details.iter().all(|known| *known != detail) {
+            self.details.push(detail);
         }
         self.places.extend(place.filter(|place| self.places.last() != Some(place)));
     }
@@ -133,8 +134,8 @@ fn print_findings(out: &mut impl Write, function: &FunctionAudit, audit: &Audit)
     }
     for operator in &function.operators {
         let place = match &operator.layer {
-            Some(layer) => format!("{layer}: {} {}", operator.op, operator.name),
-            None => format!("{} {}", operator.op, operator.name),
+            Some(layer) => plain(&format!("{layer}: {} {}", operator.op, operator.name)),
+            None => plain(&format!("{} {}", operator.op, operator.name)),
         };
         for finding in operator.findings.iter().filter(|finding| finding.effect != Effect::Native) {
             let key = (std::cmp::Reverse(finding.effect), finding.rule);

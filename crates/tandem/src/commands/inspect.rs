@@ -8,7 +8,7 @@ use tandem_coreml::inspect::{FeatureInspection, FunctionInspection, Inspection, 
 
 use crate::cli::InspectArgs;
 use crate::measure::size;
-use crate::package::open;
+use crate::package::{open, plain};
 
 /// As `--json` shows it.
 #[derive(Serialize)]
@@ -47,7 +47,7 @@ fn print(out: &mut impl Write, package: &str, inspection: &Inspection) -> std::i
     for function in functions {
         let default =
             if functions.len() > 1 && function.name == *default_function { ", default" } else { "" };
-        writeln!(out, "\nfunction {} ({}{default})", function.name, function.opset)?;
+        writeln!(out, "\nfunction {} ({}{default})", plain(&function.name), plain(&function.opset))?;
         print_function(out, function)?;
     }
     writeln!(out, "\nweights")?;
@@ -63,13 +63,13 @@ fn print(out: &mut impl Write, package: &str, inspection: &Inspection) -> std::i
     }
     writeln!(out, "\nfiles")?;
     for file in files {
-        writeln!(out, "  {:>10}  {}", size(file.bytes), file.path)?;
+        writeln!(out, "  {:>10}  {}", size(file.bytes), plain(&file.path))?;
     }
     if !metadata.is_empty() {
         writeln!(out, "\nmetadata")?;
     }
     for (key, text) in metadata {
-        writeln!(out, "  {key}: {}", text.escape_debug())?;
+        writeln!(out, "  {}: {}", plain(key), plain(text))?;
     }
     Ok(())
 }
@@ -81,13 +81,13 @@ fn print_function(out: &mut impl Write, function: &FunctionInspection) -> std::i
             let shapes: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
             let also =
                 if shapes.is_empty() { String::new() } else { format!(", one of {}", shapes.join(" ")) };
-            writeln!(out, "  {what:6} {name}: {ty}{also}")?;
+            writeln!(out, "  {what:6} {}: {ty}{also}", plain(name))?;
         }
     }
     let mut operators: Vec<_> = function.operators.iter().collect();
     operators.sort_by_key(|(kind, count)| (std::cmp::Reverse(**count), kind.as_str()));
     for (kind, count) in operators {
-        writeln!(out, "  {count:>6} {kind}")?;
+        writeln!(out, "  {count:>6} {}", plain(kind))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{fixture, tandem};
+use super::{fixture, model, tandem};
 
 fn naive(name: &str) -> String {
     fixture("coreml").join(format!("naive-{name}.mlpackage")).to_str().unwrap().to_owned()
@@ -73,6 +73,22 @@ fn an_audit_as_json_has_every_operator() {
     let units = function["devices"][0]["operators"].as_object().unwrap();
     let counted: u64 = units.values().map(|count| count.as_u64().unwrap()).sum();
     assert_eq!(counted as usize, operators.len());
+}
+
+#[test]
+fn our_own_export_passes_unless_all_must_be_certain() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    tandem(&["export", &model(), out.to_str().unwrap(), "-c", "128", "--prefill", "16", "--quant", "lut4"]).ok();
+    let package = out.join("model.mlpackage");
+    let audit = ["audit", package.to_str().unwrap(), "--max-fallback", "0%"];
+    let text = tandem(&audit).ok();
+    for words in ["function decode", "function prefill", "state-access", "verdict: pass"] {
+        assert!(text.contains(words), "`{words}` is not in\n{text}");
+    }
+    let ran = tandem(&[audit.as_slice(), &["--strict"]].concat()).run();
+    assert_eq!((ran.code, ran.err.as_str()), (Some(3), ""));
+    assert!(ran.out.contains("decode on m1 to m5: 6 operators uncertain or unknown"), "{}", ran.out);
 }
 
 #[test]

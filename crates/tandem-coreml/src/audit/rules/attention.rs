@@ -2,7 +2,7 @@
 
 use super::{ALL, APPLE_RULES, CATALOG, Check, Effect, LIMITS, Rule, SWEEP, Site, measured};
 use crate::audit::Chip::{self, M1, M2, M3};
-use crate::audit::graph::Graph;
+use crate::audit::graph::{Graph, Numbers};
 use crate::mil::{FeatureKind, TensorType};
 
 pub(super) const RULES: &[Rule] = &[
@@ -166,7 +166,7 @@ fn infinite_constant(site: Site<'_, '_>, _: Chip) -> Option<String> {
     for (key, args) in &site.op.inputs {
         for arg in args {
             let numbers = site.graph.constant(arg).and_then(|value| site.graph.numbers(value));
-            if numbers.is_some_and(|numbers| numbers.floats().any(|x| x == f32::NEG_INFINITY)) {
+            if numbers.is_some_and(Numbers::has_negative_infinity) {
                 return Some(format!("{key} holds minus infinity"));
             }
         }
