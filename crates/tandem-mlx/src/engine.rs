@@ -139,6 +139,7 @@ impl MlxEngine {
                 exact_truncate: true,
                 snapshots: true,
                 batch_invariant: false,
+                overlaps: true,
                 kv_bytes_per_token: shape.bytes_per_token(),
             },
             weights,

@@ -6,6 +6,7 @@ use anyhow::bail;
 use tandem::engines;
 use tandem_cpu::{CpuOptions, Quant};
 use tandem_engine::SampleSpec;
+use tandem_mlx::MlxOptions;
 use tandem_model::format::Format;
 use tandem_model::{Checkpoint, GenerationConfig};
 use tandem_runtime::{Coordinator, Options};
@@ -55,6 +56,17 @@ pub fn options(args: &LoadArgs, threads: Option<usize>, context: usize) -> CpuOp
     if args.exact { options.exact() } else { options }
 }
 
+/// How the MLX engine is to run. A budget that was not asked for is what its device has, which need not be the host's.
+fn mlx_options(args: &LoadArgs, max_batch: usize) -> MlxOptions {
+    let quant = match args.quant {
+        QuantArg::Q4 => Some(tandem_mlx::Quant::Q4),
+        QuantArg::Q8 => Some(tandem_mlx::Quant::Q8),
+        QuantArg::None => None,
+    };
+    let (exact, memory_budget) = (args.exact, args.memory_budget);
+    MlxOptions { quant, exact, memory_budget, max_batch, ..MlxOptions::default() }
+}
+
 /// Starts the engines for `model`, which load on their own threads. `cpu` is how the CPU's is to run.
 pub fn start(
     coordinator: &mut Coordinator,
@@ -65,7 +77,8 @@ pub fn start(
     requests: Options,
 ) -> anyhow::Result<()> {
     let what = if cpu.quant.is_some() { "quantizing" } else { "loading" };
-    let options = engines::Options { engine: args.engine.clone(), context: args.context, requests, cpu };
+    let mlx = mlx_options(&args.load, cpu.max_batch);
+    let options = engines::Options { engine: args.engine.clone(), context: args.context, requests, cpu, mlx };
     Ok(engines::start(coordinator, model, checkpoint, &options, &mut |_| progress::load(what))?)
 }
 

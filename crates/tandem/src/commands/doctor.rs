@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use tandem_kernels::path::{Path, VARIABLE};
+use tandem_mlx::MlxDevice;
 use tandem_store::Store;
 
 use crate::cli::DoctorArgs;
@@ -26,8 +27,20 @@ struct Report {
     /// Whether large buffers may lie in huge pages, in the system's word.
     huge_pages: Option<String>,
     engines: Vec<&'static str>,
+    mlx: Mlx,
     store: Option<String>,
     models: Option<usize>,
+}
+
+/// What MLX computes on here, or why it does not.
+#[derive(Serialize)]
+struct Mlx {
+    version: Option<String>,
+    gpu: Option<bool>,
+    device: Option<String>,
+    memory_bytes: Option<u64>,
+    memory_usable_bytes: Option<u64>,
+    missing: Option<String>,
 }
 
 /// Which kernels compute here, and why.
@@ -65,7 +78,8 @@ impl Report {
             memory_bytes: host::total_memory(),
             memory_available_bytes: tandem_cpu::available_memory(),
             huge_pages: host::huge_pages(),
-            engines: tandem::ENGINES.to_vec(),
+            engines: tandem::engines::built(),
+            mlx: Mlx::new(),
             store: store.as_ref().map(|s| s.root().display().to_string()),
             models: store.as_ref().map(|s| s.list().len()),
         }
@@ -90,8 +104,47 @@ impl Report {
             ("memory", memory),
             ("huge pages", or_unknown(self.huge_pages.clone())),
             ("engines", self.engines.join(" ")),
+            ("mlx", self.mlx.line()),
             ("store", format!("{} ({models} models)", or_unknown(self.store.clone()))),
         ]
+    }
+}
+
+impl Mlx {
+    fn new() -> Self {
+        match tandem_mlx::device() {
+            Ok(MlxDevice { version, gpu, name, memory, usable }) => Self {
+                version: Some(version),
+                gpu: Some(gpu),
+                device: name,
+                memory_bytes: memory,
+                memory_usable_bytes: usable,
+                missing: None,
+            },
+            Err(error) => Self {
+                version: None,
+                gpu: None,
+                device: None,
+                memory_bytes: None,
+                memory_usable_bytes: None,
+                missing: Some(error.to_string()),
+            },
+        }
+    }
+
+    fn line(&self) -> String {
+        if let Some(missing) = &self.missing {
+            return missing.clone();
+        }
+        let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_owned());
+        let kind = if self.gpu == Some(true) { "GPU" } else { "CPU, for tests only" };
+        format!(
+            "{} on {} ({kind}), memory {}, {} usable",
+            or_unknown(self.version.clone()),
+            or_unknown(self.device.clone()),
+            or_unknown(self.memory_bytes.map(size)),
+            or_unknown(self.memory_usable_bytes.map(size))
+        )
     }
 }
 

@@ -1,3 +1,4 @@
+use tandem_engine::EngineError;
 use tandem_model::ModelError;
 use tandem_runtime::{ReadyError, RouteError, RuntimeError};
 
@@ -25,12 +26,15 @@ pub enum Error {
         /// Where it was opened from.
         String,
     ),
-    /// No such engine in this build.
-    #[error("there is no engine `{engine}` in this build, only {}", ENGINES.join(", "))]
+    /// No such engine.
+    #[error("there is no engine `{engine}`, only {}", ENGINES.join(", "))]
     NoEngine {
         /// What was asked for.
         engine: String,
     },
+    /// An engine that was asked for by name is not to be had.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// The engine could not be built.
     #[error(transparent)]
     Ready(#[from] ReadyError),

@@ -47,12 +47,13 @@ fn the_version_is_shown() {
 #[test]
 fn doctor_knows_this_machine_or_says_unknown() {
     let text = tandem(&["doctor"]).ok();
-    for name in ["version", "cpu features", "kernels", "memory", "huge pages", "engines", "store"] {
+    for name in ["version", "cpu features", "kernels", "memory", "huge pages", "engines", "mlx", "store"] {
         assert!(text.lines().any(|line| line.starts_with(name)), "{name} is not in\n{text}");
     }
     let json: serde_json::Value = serde_json::from_str(&tandem(&["doctor", "--json"]).ok()).unwrap();
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(json["engines"][0], "cpu");
+    assert!(json["mlx"]["version"].is_string() != json["mlx"]["missing"].is_string(), "{}", json["mlx"]);
     let supported = json["kernels"]["supported"].as_array().unwrap();
     assert!(supported.contains(&json["kernels"]["live"]));
     assert_eq!(json["models"], 0);

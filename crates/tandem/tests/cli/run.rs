@@ -77,7 +77,18 @@ fn an_engine_may_be_named() {
     assert_eq!(events(&["-n", "2"]).last().unwrap()["route"]["reason"], "the only engine");
     let ran = tandem(&["run", &model(), "x", "--engine", "abacus"]).run();
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("abacus") && ran.err.contains("[possible values: cpu]"), "{}", ran.err);
+    assert!(ran.err.contains("abacus") && ran.err.contains("[possible values: cpu, mlx]"), "{}", ran.err);
+}
+
+#[test]
+#[cfg(not(any(feature = "mlx", target_os = "macos")))]
+fn an_engine_that_was_not_built_says_what_to_do() {
+    let ran = tandem(&["run", &model(), "x", "--engine", "mlx"]).run();
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.out.is_empty());
+    for part in ["made without MLX", "hint:", "pip install mlx", "--features mlx"] {
+        assert!(ran.err.contains(part), "{}", ran.err);
+    }
 }
 
 #[test]
