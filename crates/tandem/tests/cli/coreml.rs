@@ -79,7 +79,8 @@ fn an_audit_as_json_has_every_operator() {
 fn our_own_export_passes_unless_all_must_be_certain() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    tandem(&["export", &model(), out.to_str().unwrap(), "-c", "128", "--prefill", "16", "--quant", "lut4"]).ok();
+    tandem(&["export", &model(), out.to_str().unwrap(), "-c", "128", "--prefill", "16", "--quant", "lut4"])
+        .ok();
     let package = out.join("model.mlpackage");
     let audit = ["audit", package.to_str().unwrap(), "--max-fallback", "0%"];
     let text = tandem(&audit).ok();
