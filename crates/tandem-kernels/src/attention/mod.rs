@@ -41,6 +41,10 @@ const SMALL_TILE_ROWS: usize = 12;
 /// Units of work per thread that are enough to balance them.
 const UNITS_PER_THREAD: usize = 4;
 
+/// Rows × visible tokens × dimensions up to which cutting up the context costs more than it saves: some ten microseconds
+/// of one thread. Tests cut up whatever they can.
+const SMALL_WORK: usize = if cfg!(test) { 0 } else { 1 << 17 };
+
 /// What attention computes: softmax(scale q·k, capped, over visible keys) · v.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
@@ -114,7 +118,8 @@ pub fn attention(
     if !enough(tiles.len()) {
         tiles = cut(&whole, rows, SMALL_TILE_ROWS);
     }
-    let split = !enough(tiles.len());
+    let work: usize = tiles.iter().map(|tile| tile.rows() * tile.span().len() * layout.head_dim).sum();
+    let split = !enough(tiles.len()) && work > SMALL_WORK;
     if split && !enough(tiles.iter().map(|tile| tile.partitions().len()).sum()) {
         tiles = tiles.iter().flat_map(Queries::by_head).collect();
     }
