@@ -3,7 +3,7 @@
 //! A bridge of some fifty functions (`ffi`, `bridge.h`) carries what is needed of MLX's C++ API; `array` makes values of
 //! it. Loading turns the stored weights into arrays (`load`) and a [`Decoder`](tandem_model::Decoder) into what a forward
 //! pass walks (`lower`); a step becomes one lazy graph (`forward`) over the sequences' caches (`kv`) and one evaluation,
-//! which a device of its own computes while the host goes on; [`MlxEngine`] keeps the contract's promises around that.
+//! which a device of its own computes while the host goes on; `engine` keeps the contract's promises around that.
 //!
 //! MLX is there if the feature `mlx` is on, or on macOS if it was found. Else the same names say that it is not.
 
