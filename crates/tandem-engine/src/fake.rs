@@ -206,7 +206,7 @@ impl FakeEngine {
         let before = sequence.tokens.len();
         match (&row.input, sequence.sampled) {
             (Input::Tokens(tokens), _) => {
-                tokens.iter().for_each(|token| sequence.push(*token, window, &counts))
+                tokens.iter().for_each(|token| sequence.push(*token, window, &counts));
             }
             (Input::PreviousSample, sampled) => {
                 sampled.into_iter().for_each(|token| sequence.push(token, window, &counts));

@@ -2,17 +2,21 @@
 //!
 //! A step's time is close to that of its decoding rows plus a cost for each prompt token. Both are measured as steps
 //! come back, and the prompts get as many tokens as stretch the step to [`STRETCH`] times what it takes without them.
-//! The medians of the last few measurements are taken, so that one hiccup of the machine does not count.
+//!
+//! What counts is the longest time that a reader waits, so the estimate errs on the slow side. Medians of the last few
+//! measurements are taken, so that one hiccup of the machine does not count; but tokens that have just been dearer are
+//! believed at once, up to a bound. And a step takes on little more than the last one did, because what was measured on
+//! few tokens says little about many.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// How much longer a step with prompt tokens may be. Readers are promised less than three times.
-const STRETCH: f64 = 1.8;
+const STRETCH: f64 = 2.0;
 /// Prompt tokens that a step takes at least, so that prompts get on whatever they cost.
-const LEAST: usize = 4;
-/// Prompt tokens of the first step that is shared, before their cost is known.
-const FIRST: usize = 16;
+const LEAST: usize = 2;
+/// Prompt tokens of the first steps that are shared, before their cost is known.
+const FIRST: usize = 4;
 /// Measurements that are remembered.
 const RECENT: usize = 9;
 
@@ -33,6 +37,12 @@ impl Recent {
         sorted.sort_unstable_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied()
     }
+
+    /// The median, or the last one if it was larger, up to twice the median.
+    fn cautious(&self) -> Option<f64> {
+        let (median, last) = (self.median()?, *self.0.back()?);
+        Some(last.clamp(median, 2.0 * median))
+    }
 }
 
 /// What steps took.
@@ -48,7 +58,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub fn new() -> Self {
-        Self { decoding: BTreeMap::new(), token: Recent::default(), last: FIRST / 2 }
+        Self { decoding: BTreeMap::new(), token: Recent::default(), last: FIRST }
     }
 
     /// Prompt tokens for the next step, in which `rows` rows decode; none decoding is no limit.
@@ -56,10 +66,8 @@ impl Pace {
         if rows == 0 {
             return usize::MAX;
         }
-        let (Some(step), Some(token)) = (self.decoding(rows), self.token.median()) else { return FIRST };
-        // Grows step by step, because what was measured on few tokens is uncertain.
-        let most = 2 * self.last.max(FIRST / 2);
-        (((STRETCH - 1.0) * step / token) as usize).clamp(LEAST, most)
+        let (Some(step), Some(token)) = (self.decoding(rows), self.token.cautious()) else { return FIRST };
+        (((STRETCH - 1.0) * step / token) as usize).clamp(LEAST, LEAST + self.last * 3 / 2)
     }
 
     /// A step of `rows` decoding rows and `prompt` tokens of prompts took `time`.
@@ -74,7 +82,8 @@ impl Pace {
             self.token.push((seconds - alone).max(0.0) / prompt as f64);
         }
         if rows > 0 {
-            self.last = prompt;
+            // The end of a prompt may be short.
+            self.last = prompt.max(self.last * 2 / 3);
         }
     }
 
@@ -112,28 +121,34 @@ mod tests {
         Duration::from_secs_f64(ms / 1000.0)
     }
 
+    /// Steps of four rows with the prompt tokens they are given, by what a token costs.
+    fn shared(pace: &mut Pace, steps: usize, token: f64) -> Vec<usize> {
+        let step = |_| {
+            let tokens = pace.prompt_tokens(4);
+            pace.observe(ms(10.0 + token * tokens as f64), 4, tokens);
+            tokens
+        };
+        (0..steps).map(step).collect()
+    }
+
     #[test]
-    fn prompts_get_what_stretches_a_step_to_the_bound() {
+    fn prompts_get_what_stretches_a_step_to_twice_its_time() {
         let mut pace = Pace::new();
         assert_eq!(pace.prompt_tokens(0), usize::MAX);
         assert_eq!(pace.prompt_tokens(4), FIRST, "nothing is known yet");
-        // 10 ms of decoding and 0.1 ms a token: 80 tokens make it 18 ms.
         (0..20).for_each(|_| pace.observe(ms(10.0), 4, 0));
-        let mut given = Vec::new();
-        for _ in 0..12 {
-            let tokens = pace.prompt_tokens(4);
-            given.push(tokens);
-            pace.observe(ms(10.0 + 0.1 * tokens as f64), 4, tokens);
-        }
-        assert_eq!(given[..4], [16, 32, 64, 80], "{given:?}");
-        assert!(given[4..].iter().all(|tokens| (79..=80).contains(tokens)), "{given:?}");
-        // One hiccup changes nothing; tokens that become dearer do.
-        pace.observe(ms(500.0), 4, 80);
-        assert!((79..=80).contains(&pace.prompt_tokens(4)));
-        (0..9).for_each(|_| pace.observe(ms(10.0 + 0.4 * 20.0), 4, 20));
-        assert!((19..=20).contains(&pace.prompt_tokens(4)));
-        (0..9).for_each(|_| pace.observe(ms(1000.0), 4, 20));
-        assert_eq!(pace.prompt_tokens(4), LEAST, "they get on all the same");
+        // 0.1 ms a token: 100 tokens make it 20 ms.
+        let given = shared(&mut pace, 20, 0.1);
+        assert_eq!(given[..7], [4, 8, 14, 23, 36, 56, 86], "{given:?}");
+        assert!(given[7..].iter().all(|tokens| (99..=100).contains(tokens)), "{given:?}");
+        // Tokens that become dearer are noticed within a step and never cost more than twice what was foreseen.
+        let given = shared(&mut pace, 12, 0.2);
+        assert!(given[1] <= 50 && (49..=50).contains(&given[11]), "{given:?}");
+        // A hiccup halves the next step and is forgotten.
+        pace.observe(ms(500.0), 4, 50);
+        let given = shared(&mut pace, 4, 0.2);
+        assert!((24..=25).contains(&given[0]) && (49..=50).contains(&given[3]), "{given:?}");
+        assert_eq!(shared(&mut pace, 20, 50.0)[19], LEAST, "they get on all the same");
     }
 
     #[test]
@@ -143,8 +158,10 @@ mod tests {
         pace.observe(ms(20.0), 8, 0);
         // Without any, the time beyond that of one row is the prompt's.
         (0..9).for_each(|_| pace.observe(ms(74.0), 0, 64));
-        pace.observe(ms(18.0), 1, 8);
-        assert_eq!([1, 4, 8, 20].map(|rows| pace.prompt_tokens(rows)), [8, 8, 16, 16]);
+        pace.observe(ms(28.0), 1, 18);
+        for (rows, tokens) in [(1, 10), (4, 10), (8, 20), (20, 20)] {
+            assert!((tokens - 1..=tokens).contains(&pace.prompt_tokens(rows)), "{rows} rows");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::*;
 fn kv_memory_is_decided_before_prefill() {
     let mut rig = Rig::new(100);
     let error = rig.answer(&request(prompt(1, 50), 51)).1.unwrap_err();
+    assert_eq!(error.retry_after(), None, "however long one waits");
     let RuntimeError::Engine(EngineError::OutOfMemory { needed, available, .. }) = error else {
         panic!("{error}")
     };
