@@ -50,6 +50,10 @@ def until(what, holds, seconds=20):
     return found
 
 
+def running():
+    return driver.execute_script("return document.querySelector('#engines .counts dd')?.textContent")
+
+
 def fresh():
     driver.get(BASE)
     until("the server is well", lambda: one("#state").text == "ok")
@@ -61,7 +65,8 @@ def press(*keys):
 
 
 def say(text):
-    one("#text").send_keys(f"Say «{text}»" + Keys.ENTER)
+    lines = text.replace("\n", Keys.SHIFT + Keys.ENTER + Keys.NULL)
+    one("#text").send_keys(f"Say «{lines}»" + Keys.ENTER)
 
 
 def last():
@@ -69,7 +74,8 @@ def last():
 
 
 def figures():
-    return {f.get_attribute("data-figure"): f.find_element(By.TAG_NAME, "dd").text for f in last().find_elements(By.CSS_SELECTOR, "[data-figure]")}
+    read = "return [...arguments[0].querySelectorAll('[data-figure]')].map(f => [f.dataset.figure, f.lastChild.textContent])"
+    return dict(driver.execute_script(read, last()))
 
 
 def ended():
@@ -98,21 +104,23 @@ def check_an_answer_streams_and_says_where_it_came_from():
     assert last().get_attribute("aria-busy") == "true"
     assert figures()["route"].startswith("fake: "), "the route is there while the answer is written"
     until("a long answer has more than one sight", lambda: len(text_of_last()) > 100)
-    until("the live view shows it", lambda: one("#engines .counts dd").text == "1")
+    until("the live view shows it", lambda: running() == "1")
     one("#text").send_keys(Keys.ESCAPE)
     ended()
-    say("All is well.")
-    ended()
-    assert text_of_last() == "All is well."
+    # What was stopped is not kept; what was answered is.
+    for text in ["All is well.", "And again."]:
+        say(text)
+        ended()
+        assert text_of_last() == text
     shown = figures()
     assert re.fullmatch(r"\d+ ms", shown["ttft"]) and re.fullmatch(r"[\d.]+ tok/s", shown["speed"]), shown
     assert shown["route"].startswith("fake: ") and int(shown["cached"]) > 0, shown
-    assert int(shown["tokens"]) > 5 and shown["end"] == "stop", shown
+    assert int(shown["tokens"]) > 2 and shown["end"] == "stop", shown
 
 
 def check_code_is_set_apart():
     fresh()
-    say("Here:\n```python\nx = [1]\n```\nDone.".replace("\n", Keys.chord(Keys.SHIFT, Keys.ENTER)))
+    say("Here:\n```python\nx = [1]\n```\nDone.")
     ended()
     assert last().find_element(By.TAG_NAME, "pre").text == "x = [1]"
 
@@ -127,7 +135,7 @@ def check_stop():
     said = text_of_last()
     time.sleep(0.3)
     assert text_of_last() == said and len(said) < len(LONG)
-    until("nothing runs", lambda: one("#engines .counts dd").text == "0")
+    until("nothing runs", lambda: running() == "0")
 
 
 def check_a_refusal_is_shown_and_forgotten():
@@ -215,7 +223,7 @@ def check_dark_and_light_can_be_read():
         fresh()
         say("Two roads diverged in a wood, and I took the one less traveled by.")
         ended()
-        say("Here is how:\n```\ntandem serve smollm2\n```\nThat is all.".replace("\n", Keys.chord(Keys.SHIFT, Keys.ENTER)))
+        say("Here is how:\n```\ntandem serve smollm2\n```\nThat is all.")
         ended()
         until("the live view is there", lambda: all_of(".engine meter"))
         shot(scheme)
@@ -264,7 +272,7 @@ def requests():
 
 def check_nothing_else_was_asked_or_went_wrong():
     urls = {request["url"] for request in requests()}
-    foreign = [url for url in urls if not url.startswith((f"{BASE}/", "data:", "chrome:"))]
+    foreign = [url for url in urls if not url.startswith((f"{BASE}/", "data:", "chrome:", "chrome-untrusted:"))]
     assert urls and not foreign, foreign
     complaints = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE" and "400" not in entry["message"]]
     assert not complaints, complaints

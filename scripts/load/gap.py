@@ -9,7 +9,6 @@ the 95th percentile of that over the repetitions.
 
 import asyncio
 import statistics
-import sys
 import time
 
 from common import Server, arguments, events, percentile, report, session, spread, text, whole

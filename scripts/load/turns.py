@@ -8,7 +8,6 @@ Reported are the medians of each turn, and the median over conversations of the 
 
 import asyncio
 import statistics
-import sys
 
 from common import Server, arguments, events, report, session, spread, text
 

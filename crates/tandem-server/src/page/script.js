@@ -213,8 +213,8 @@ $("reset").addEventListener("click", () => {
 
 // The live view.
 
-/** The models of the last look, by name, each with its engines. */
-let models = new Map();
+/** The models of the last look, by name, each with its engines; and as text, to see whether anything changed. */
+let [models, looked] = [new Map(), ""];
 
 /** Puts names into a select and keeps what was chosen, if it is still there. */
 function offer(select, names) {
@@ -271,8 +271,9 @@ function state(word, className) {
 async function health() {
   try {
     const seen = await (await fetch("health")).json();
-    models = new Map(seen.models.map(model => [model.id, model.engines]));
     state(seen.status, seen.status === "ok" ? "ok" : "bad");
+    if (looked === (looked = JSON.stringify(seen.models))) return;
+    models = new Map(seen.models.map(model => [model.id, model.engines]));
     $("engines").replaceChildren(...seen.models.flatMap(model => model.engines.map(engine => card(model.id, engine))));
     offerEngines();
   } catch {
