@@ -89,7 +89,9 @@ fn our_own_export_passes_unless_all_must_be_certain() {
     }
     let ran = tandem(&[audit.as_slice(), &["--strict"]].concat()).run();
     assert_eq!((ran.code, ran.err.as_str()), (Some(3), ""));
-    assert!(ran.out.contains("decode on m1 to m5: 6 operators uncertain or unknown"), "{}", ran.out);
+    for words in ["decode on m1 to m5: ", "operators uncertain or unknown", "verdict: uncertain"] {
+        assert!(ran.out.contains(words), "`{words}` is not in\n{}", ran.out);
+    }
 }
 
 #[test]
