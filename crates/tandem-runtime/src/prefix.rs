@@ -218,14 +218,16 @@ impl Prefixes {
 
     /// The node where `tokens` end, made if need be, and those above it.
     fn place(&mut self, adapter: Option<AdapterId>, tokens: &[u32]) -> (NodeId, Vec<NodeId>) {
-        if !self.roots.contains_key(&adapter) {
-            let root = self.add(None, Vec::new());
-            self.roots.insert(adapter, root);
-        }
-        let root = self.roots[&adapter];
-        let Walk { path, agreed } =
-            self.walk(adapter, tokens).unwrap_or(Walk { path: vec![(root, 0)], agreed: 0 });
-        let mut path: Vec<(NodeId, usize)> = path;
+        let root = match self.roots.get(&adapter) {
+            Some(root) => *root,
+            None => {
+                let root = self.add(None, Vec::new());
+                self.roots.insert(adapter, root);
+                root
+            }
+        };
+        let start = Walk { path: vec![(root, 0)], agreed: 0 };
+        let Walk { mut path, agreed } = self.walk(adapter, tokens).unwrap_or(start);
         if let Some((last, end)) = path.last().copied()
             && end > agreed
         {

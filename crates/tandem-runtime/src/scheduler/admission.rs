@@ -168,7 +168,7 @@ impl Scheduler {
 
     /// The engine has refused a step for lack of `missing` bytes: frees some. The last request there is has all memory to
     /// itself, and ends.
-    pub(super) fn make_room(&mut self, missing: u64, error: EngineError) {
+    pub(super) fn make_room(&mut self, missing: u64, error: &EngineError) {
         let freed = self.prefixes.free(self.engine.as_mut(), missing);
         if freed || (self.running.len() > 1 && self.make_way(|_| true)) {
             return;

@@ -52,7 +52,7 @@ impl Scheduler {
                 Err(_) if !self.flights.is_empty() => return Ok(false),
                 Err(error) => match error {
                     EngineError::OutOfMemory { needed, available, .. } => {
-                        self.make_room(needed.saturating_sub(available), error);
+                        self.make_room(needed.saturating_sub(available), &error);
                     }
                     error => self.isolate(&plan, error)?,
                 },
