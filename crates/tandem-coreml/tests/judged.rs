@@ -168,7 +168,8 @@ fn judged_the_validator_finds_what_is_wrong() {
         ops.iter_mut().find(|op| op.kind == "conv").unwrap().kind = "convolve".into();
     };
     let wrong_opset = |model: &mut Model| model.specification = 8;
-    let cases: [(&str, &dyn Fn(&mut Model)); 6] = [
+    type Spoil<'a> = &'a dyn Fn(&mut Model);
+    let cases: [(&str, Spoil<'_>); 6] = [
         ("interface", &wrong_interface),
         ("output", &unknown_output),
         ("shape", &wrong_shape),

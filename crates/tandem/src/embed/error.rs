@@ -37,14 +37,26 @@ pub enum Error {
     Engine(#[from] EngineError),
     /// The engine could not be built.
     #[error(transparent)]
-    Ready(#[from] ReadyError),
+    Ready(Box<ReadyError>),
     /// No engine serves the request.
     #[error(transparent)]
-    Route(#[from] RouteError),
+    Route(Box<RouteError>),
     /// The request failed.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     /// The system.
     #[error("the system gave no thread: {0}")]
     Thread(#[from] std::io::Error),
+}
+
+impl From<ReadyError> for Error {
+    fn from(error: ReadyError) -> Self {
+        Error::Ready(Box::new(error))
+    }
+}
+
+impl From<RouteError> for Error {
+    fn from(error: RouteError) -> Self {
+        Error::Route(Box::new(error))
+    }
 }
