@@ -76,7 +76,7 @@ pub fn kmeans(points: &[(f64, f64)], k: usize) -> Vec<f64> {
 
 /// Borders (numbers of points before them, the first 0 and the last all) of `cells` cells, narrow where values are dense
 /// and where they are far apart: the density of the best table for many values is the cube root of that of the values
-/// (Panter and Dite, 1951), and a mean of rank and place is near it.
+/// (Panter and Dite, 1951).
 fn grid(points: &[(f64, f64)], cells: usize) -> Vec<usize> {
     if points.len() <= cells {
         return (0..=points.len()).collect();
