@@ -1,7 +1,7 @@
 //! The operator audit: which operators of an ML Program will not run on the Neural Engine, and what to do about each.
 //!
-//! Knowledge lives in [`RULES`], one record each, with where it was learned and how sure that is; nothing is run. A
-//! program is turned into a [`graph`], every rule looks at every operator and at every function, and the worst that any
+//! Knowledge lives in [`rules`], one record each, with where it was learned and how sure that is; nothing is run. A
+//! program is turned into a graph, every rule looks at every operator and at every function, and the worst that any
 //! rule says decides. What no rule and no catalogue knows is unknown, never fine.
 //!
 //! A prediction is no measurement: Core ML plans for itself, and may choose CPU or GPU for what the engine could do.
