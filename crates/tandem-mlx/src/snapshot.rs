@@ -42,7 +42,7 @@ pub(crate) fn check(shape: &KvShape, snapshot: &KvSnapshot) -> Result<()> {
     mismatch("layers".into(), shape.layers.len().to_string(), snapshot.layers.len().to_string())?;
     for (i, (layer, &(heads, dim))) in snapshot.layers.iter().zip(&shape.layers).enumerate() {
         let LayerKv { start, length, kv_heads, head_dim, dtype, k, v } = layer;
-        let bytes = tokens * heads * dim * format.bytes();
+        let bytes = tokens * heads * format.head_bytes(dim);
         for (field, expected, found) in [
             ("start", 0, *start),
             ("length", tokens, *length),
