@@ -145,13 +145,12 @@ impl Step {
             (q, k) = (turned(&q, *heads)?, turned(&k, *kv_heads)?);
         }
         let mut outputs = Vec::with_capacity(parts.len());
-        for at in 0..parts.len() {
+        for (at, part) in parts.iter_mut().enumerate() {
             let mut own = [
                 self.lines_of(at, &q, *heads, *head_dim)?,
                 self.lines_of(at, &k, *kv_heads, *head_dim)?,
                 self.lines_of(at, &v, *kv_heads, *head_dim)?,
             ];
-            let part = &mut parts[at];
             if let (None, Some(rope)) = (&self.together, rope) {
                 let turn = &part.turns.ropes[*rope];
                 for x in &mut own[..2] {

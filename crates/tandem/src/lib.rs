@@ -18,7 +18,7 @@ mod embed;
 struct Readme;
 
 pub use embed::engines::{self, ENGINES, Options};
-pub use embed::{Answer, Ask, Error, Model, context, sampling};
+pub use embed::{Answer, Ask, Error, Model, SEED, context, sampling};
 pub use tandem_cpu::CpuOptions;
 pub use tandem_engine::SampleSpec;
 pub use tandem_model::{Checkpoint, Message};

@@ -39,7 +39,7 @@ pub struct SamplingArgs {
     pub logit_bias: Vec<(u32, f32)>,
 
     /// The same seed gives the same answer; `random` takes another one each time
-    #[arg(long, value_name = "N|random", default_value = "0", value_parser = seed)]
+    #[arg(long, value_name = "N|random", default_value_t = tandem::SEED, value_parser = seed)]
     pub seed: u64,
 }
 

@@ -9,7 +9,7 @@ mod sampling;
 pub use answer::{Answer, Ask};
 pub use error::Error;
 pub use model::Model;
-pub use sampling::sampling;
+pub use sampling::{SEED, sampling};
 
 /// Tokens of context where nobody says: enough to work with, and small enough for any machine.
 const DEFAULT_CONTEXT: usize = 4096;

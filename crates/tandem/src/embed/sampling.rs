@@ -1,7 +1,10 @@
 use tandem_engine::SampleSpec;
 use tandem_model::GenerationConfig;
 
-/// How to choose tokens where nobody says: what the checkpoint says, else temperature 0.7 and `top_p` 0.95. The seed is 0.
+/// The seed where nobody names one.
+pub const SEED: u64 = 1234;
+
+/// How to choose tokens where nobody says: what the checkpoint says, else temperature 0.7 and `top_p` 0.95, and [`SEED`].
 ///
 /// A checkpoint that says anything is taken at its word: what it leaves out is off, as its authors measured it.
 pub fn sampling(checkpoint: &GenerationConfig) -> SampleSpec {
@@ -19,6 +22,7 @@ pub fn sampling(checkpoint: &GenerationConfig) -> SampleSpec {
         top_k: top_k.unwrap_or(0),
         min_p: min_p.unwrap_or(0.0),
         repetition_penalty: repetition_penalty.unwrap_or(1.0),
+        seed: SEED,
         ..SampleSpec::greedy()
     }
 }
