@@ -1,6 +1,6 @@
 """How long running streams stand still when a long prompt arrives:
 
-    python scripts/load/gap.py [--repeats 20] [--prompt 2000] [--streams 4]
+    python scripts/load/gap.py [--repeats 20] [--prompt 2000] [--streams 4] [--context 1000]
 
 A repetition starts the streams, lets them run for a while alone, and then sends the prompt. Reported are the median step
 of the streams without it, the largest gap between two tokens of any stream from then until the prompt's first token, and
@@ -17,6 +17,7 @@ parser = arguments(__doc__)
 parser.add_argument("--repeats", type=int, default=20)
 parser.add_argument("--streams", type=int, default=4)
 parser.add_argument("--prompt", type=int, default=2000, help="tokens of the prompt that arrives")
+parser.add_argument("--context", type=int, default=1000, help="tokens of each stream's own prompt")
 parser.add_argument("--alone", type=int, default=60, help="tokens of each stream before it does")
 options = parser.parse_args()
 
@@ -34,7 +35,8 @@ async def repetition(server, http, number):
     enough, stop = asyncio.Event(), asyncio.Event()
 
     async def stream(i):
-        body = {"prompt": text(60, f"{number} {i}"), "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
+        own = await tokens(server, options.context, f"{number} {i}")
+        body = {"prompt": own, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True}
         # A token's text may be held back, but not its log-probability.
         body["logprobs"] = 0
         async with http.post(f"{server.url}/v1/completions", json=body) as response:
@@ -58,11 +60,12 @@ async def repetition(server, http, number):
     stop.set()
     await asyncio.gather(*running)
     assert usage["prompt_tokens_details"]["cached_tokens"] < 64, "the prompt was not new"
+    # The streams' own prompts are read before.
+    settled = max(of_stream[10] for of_stream in times)
     steps, largest = [], 0
     for of_stream in times:
         gaps = [(later, later - earlier) for earlier, later in zip(of_stream, of_stream[1:])]
-        # The streams' own prompts are read during the first tokens.
-        steps += [gap for at, gap in gaps[10:] if at <= arrived]
+        steps += [gap for at, gap in gaps if settled < at - gap and at <= arrived]
         largest = max([largest] + [gap for at, gap in gaps if arrived < at and at - gap < answered])
     return steps, largest, answered - arrived
 
@@ -87,7 +90,7 @@ async def main():
         "median_step_s": step, "largest_gaps_s": largest, "p95_s": p95, "p95_over_step": p95 / step,
         "prompt_s": [t for _, _, t in measured], "threads": options.threads,
     }
-    title = f"{options.prompt} tokens arrive while {options.streams} streams decode, {options.repeats} times"
+    title = f"{options.prompt} tokens arrive while {options.streams} streams of {options.context} decode, {options.repeats} times"
     report(options, title, rows, figures)
 
 

@@ -6,7 +6,8 @@
 //! What counts is the longest time that a reader waits, so the estimate errs on the slow side. Medians of the last few
 //! measurements are taken, so that one hiccup of the machine does not count; but tokens that have just been dearer are
 //! believed at once, up to a bound. And a step takes on little more than the last one did, because what was measured on
-//! few tokens says little about many.
+//! few tokens says little about many. Decoding grows dearer with its contexts, so now and then a step leaves the prompts
+//! out and measures it anew; else the growth would be held against the prompts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -18,7 +19,9 @@ const LEAST: usize = 2;
 /// Prompt tokens of the first steps that are shared, before their cost is known.
 const FIRST: usize = 4;
 /// Measurements that are remembered.
-const RECENT: usize = 9;
+const RECENT: usize = 5;
+/// Steps with prompt tokens between two that leave them out.
+const SHARED: usize = 12;
 
 /// The last few measurements of something.
 #[derive(Debug, Default)]
@@ -54,17 +57,22 @@ pub(crate) struct Pace {
     token: Recent,
     /// Prompt tokens of the last shared step.
     last: usize,
+    /// Shared steps since the last one that only decoded.
+    shared: usize,
 }
 
 impl Pace {
     pub fn new() -> Self {
-        Self { decoding: BTreeMap::new(), token: Recent::default(), last: FIRST }
+        Self { decoding: BTreeMap::new(), token: Recent::default(), last: FIRST, shared: 0 }
     }
 
     /// Prompt tokens for the next step, in which `rows` rows decode; none decoding is no limit.
     pub fn prompt_tokens(&self, rows: usize) -> usize {
         if rows == 0 {
             return usize::MAX;
+        }
+        if self.shared == SHARED {
+            return 0;
         }
         let (Some(step), Some(token)) = (self.decoding(rows), self.token.cautious()) else { return FIRST };
         (((STRETCH - 1.0) * step / token) as usize).clamp(LEAST, LEAST + self.last * 3 / 2)
@@ -74,6 +82,7 @@ impl Pace {
     pub fn observe(&mut self, time: Duration, rows: usize, prompt: usize) {
         let seconds = time.as_secs_f64();
         if prompt == 0 {
+            self.shared = 0;
             self.decoding.entry(rows).or_default().push(seconds);
             return;
         }
@@ -82,6 +91,8 @@ impl Pace {
             self.token.push((seconds - alone).max(0.0) / prompt as f64);
         }
         if rows > 0 {
+            // A static engine may be unable to leave prompts out; then the count starts anew.
+            self.shared = if self.shared == SHARED { 0 } else { self.shared + 1 };
             // The end of a prompt may be short.
             self.last = prompt.max(self.last * 2 / 3);
         }
@@ -121,14 +132,21 @@ mod tests {
         Duration::from_secs_f64(ms / 1000.0)
     }
 
-    /// Steps of four rows with the prompt tokens they are given, by what a token costs.
-    fn shared(pace: &mut Pace, steps: usize, token: f64) -> Vec<usize> {
+    /// Shared steps of four rows with the prompt tokens they are given, by what decoding and a token cost.
+    fn shared_of(pace: &mut Pace, steps: usize, alone: f64, token: f64) -> Vec<usize> {
         let step = |_| {
+            if pace.prompt_tokens(4) == 0 {
+                pace.observe(ms(alone), 4, 0);
+            }
             let tokens = pace.prompt_tokens(4);
-            pace.observe(ms(10.0 + token * tokens as f64), 4, tokens);
+            pace.observe(ms(alone + token * tokens as f64), 4, tokens);
             tokens
         };
         (0..steps).map(step).collect()
+    }
+
+    fn shared(pace: &mut Pace, steps: usize, token: f64) -> Vec<usize> {
+        shared_of(pace, steps, 10.0, token)
     }
 
     #[test]
@@ -149,6 +167,19 @@ mod tests {
         let given = shared(&mut pace, 4, 0.2);
         assert!((24..=25).contains(&given[0]) && (49..=50).contains(&given[3]), "{given:?}");
         assert_eq!(shared(&mut pace, 20, 50.0)[19], LEAST, "they get on all the same");
+    }
+
+    #[test]
+    fn decoding_that_grows_dearer_is_not_held_against_the_prompts() {
+        let mut pace = Pace::new();
+        (0..9).for_each(|_| pace.observe(ms(10.0), 4, 0));
+        assert!((99..=100).contains(&shared(&mut pace, 40, 0.1)[39]));
+        // Contexts grow until decoding takes twice as long: so may the prompts' part.
+        for tenths in 101..=200 {
+            shared_of(&mut pace, 3, f64::from(tenths) / 10.0, 0.1);
+        }
+        let given = shared_of(&mut pace, 80, 20.0, 0.1);
+        assert!((198..=200).contains(&given[79]), "{given:?}");
     }
 
     #[test]
