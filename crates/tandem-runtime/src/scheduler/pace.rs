@@ -1,7 +1,9 @@
 //! How much of the waiting prompts a step takes on while others wait for their next token.
 //!
 //! A step's time is close to that of its decoding rows plus a cost for each prompt token. Both are measured as steps
-//! come back, and the prompts get as many tokens as stretch the step to [`STRETCH`] times what it takes without them.
+//! come back. Prompts get as much time as decoding, so that a step takes twice what it takes without them; or more where
+//! more prompts are read than answers run, so that each request has an equal share of the time and a crowd of prompts is
+//! not read in crumbs.
 //!
 //! What counts is the longest time that a reader waits, so the estimate errs on the slow side. Medians of the last few
 //! measurements are taken, so that one hiccup of the machine does not count; but tokens that have just been dearer are
@@ -12,8 +14,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// How much longer a step with prompt tokens may be. Readers are promised less than three times.
-const STRETCH: f64 = 2.0;
+/// How much of the time that decoding takes the prompts have at most, however many they are.
+const CROWD: f64 = 8.0;
 /// Prompt tokens that a step takes at least, so that prompts get on whatever they cost.
 const LEAST: usize = 2;
 /// Prompt tokens of the first steps that are shared, before their cost is known.
@@ -66,8 +68,8 @@ impl Pace {
         Self { decoding: BTreeMap::new(), token: Recent::default(), last: FIRST, shared: 0 }
     }
 
-    /// Prompt tokens for the next step, in which `rows` rows decode; none decoding is no limit.
-    pub fn prompt_tokens(&self, rows: usize) -> usize {
+    /// Tokens for the next step of `prompts` prompts, beside which `rows` rows decode; none decoding is no limit.
+    pub fn prompt_tokens(&self, rows: usize, prompts: usize) -> usize {
         if rows == 0 {
             return usize::MAX;
         }
@@ -75,7 +77,8 @@ impl Pace {
             return 0;
         }
         let (Some(step), Some(token)) = (self.decoding(rows), self.token.cautious()) else { return FIRST };
-        (((STRETCH - 1.0) * step / token) as usize).clamp(LEAST, LEAST + self.last * 3 / 2)
+        let share = (prompts as f64 / rows as f64).clamp(1.0, CROWD);
+        ((share * step / token) as usize).clamp(LEAST, LEAST + self.last * 3 / 2)
     }
 
     /// A step of `rows` decoding rows and `prompt` tokens of prompts took `time`.
@@ -135,10 +138,10 @@ mod tests {
     /// Shared steps of four rows with the prompt tokens they are given, by what decoding and a token cost.
     fn shared_of(pace: &mut Pace, steps: usize, alone: f64, token: f64) -> Vec<usize> {
         let step = |_| {
-            if pace.prompt_tokens(4) == 0 {
+            if pace.prompt_tokens(4, 1) == 0 {
                 pace.observe(ms(alone), 4, 0);
             }
-            let tokens = pace.prompt_tokens(4);
+            let tokens = pace.prompt_tokens(4, 1);
             pace.observe(ms(alone + token * tokens as f64), 4, tokens);
             tokens
         };
@@ -152,8 +155,8 @@ mod tests {
     #[test]
     fn prompts_get_what_stretches_a_step_to_twice_its_time() {
         let mut pace = Pace::new();
-        assert_eq!(pace.prompt_tokens(0), usize::MAX);
-        assert_eq!(pace.prompt_tokens(4), FIRST, "nothing is known yet");
+        assert_eq!(pace.prompt_tokens(0, 1), usize::MAX);
+        assert_eq!(pace.prompt_tokens(4, 1), FIRST, "nothing is known yet");
         (0..20).for_each(|_| pace.observe(ms(10.0), 4, 0));
         // 0.1 ms a token: 100 tokens make it 20 ms.
         let given = shared(&mut pace, 20, 0.1);
@@ -191,7 +194,12 @@ mod tests {
         (0..9).for_each(|_| pace.observe(ms(74.0), 0, 64));
         pace.observe(ms(28.0), 1, 18);
         for (rows, tokens) in [(1, 10), (4, 10), (8, 20), (20, 20)] {
-            assert!((tokens - 1..=tokens).contains(&pace.prompt_tokens(rows)), "{rows} rows");
+            assert!((tokens - 1..=tokens).contains(&pace.prompt_tokens(rows, 1)), "{rows} rows");
+        }
+        // Half as many prompts as answers have what one has; twice as many have twice that.
+        for (prompts, tokens) in [(4, 20), (8, 20), (9, 22), (10, 25)] {
+            let given = pace.prompt_tokens(8, prompts);
+            assert!((tokens - 1..=tokens).contains(&given), "{prompts} prompts: {given}");
         }
     }
 

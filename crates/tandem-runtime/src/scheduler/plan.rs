@@ -42,7 +42,7 @@ impl Plan {
         let mut rows: Vec<Planned> = decoding.iter().map(|&index| Planned { index, count: 1 }).collect();
 
         let ahead: Vec<usize> = prompts.iter().map(|i| running[*i].ahead()).collect();
-        let budget = pace.prompt_tokens(decoding.len());
+        let budget = pace.prompt_tokens(decoding.len(), prompts.len());
         let counts = match &capabilities.kind {
             Kind::Dynamic { max_step_tokens } => deal(budget.min(max_step_tokens - decoding.len()), &ahead),
             Kind::Static { chunks } => deal_chunks(budget, &ahead, chunks),
