@@ -15,13 +15,18 @@ impl Staging {
     /// Starts a folder that will lie at `target`, which must not exist; its parent must.
     ///
     /// # Errors
-    /// [`CoremlError::Refused`] if `target` exists; [`CoremlError::Io`].
+    /// [`CoremlError::Refused`] if `target` exists or its parent does not; [`CoremlError::Io`].
     pub fn create(target: &Path) -> Result<Self, CoremlError> {
         if fs::symlink_metadata(target).is_ok() {
             let what = format!("{} exists", target.display());
             return Err(CoremlError::refused(what, "remove it or choose another name"));
         }
-        let folder = tempfile::Builder::new().prefix(".").suffix(".tmp").tempdir_in(folder_of(target));
+        let parent = folder_of(target);
+        if !parent.is_dir() {
+            let what = format!("there is no folder {} to put {} in", parent.display(), target.display());
+            return Err(CoremlError::refused(what, "make that folder first"));
+        }
+        let folder = tempfile::Builder::new().prefix(".").suffix(".tmp").tempdir_in(parent);
         folder.map(Self).map_err(CoremlError::writing(target))
     }
 

@@ -48,6 +48,16 @@ fn what_cannot_be_exported_is_refused() {
     }
 }
 
+#[test]
+fn a_folder_that_is_missing_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("nowhere/out");
+    let ran = tandem(&["export", &model(), out.to_str().unwrap()]).run();
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
+    assert!(ran.err.contains("there is no folder") && ran.err.contains("nowhere"), "{}", ran.err);
+    assert!(ran.err.contains("hint: make that folder first"), "{}", ran.err);
+}
+
 /// A limit on the size of files stands for a full disk.
 #[test]
 #[cfg(unix)]
