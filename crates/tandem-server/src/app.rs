@@ -198,7 +198,8 @@ impl App {
             return Err((error, answer.ongoing));
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let head = Head { endpoint, id: self.id(endpoint), created, model: model.id.clone() };
+        let (id, model_id) = (self.id(endpoint), model.id.clone());
+        let head = Head { endpoint, id, created, model: model_id, tier: ask.tier };
         let mut response = if ask.stream {
             stream::response(answer, head, model.tokenizer.clone(), ask)
         } else {

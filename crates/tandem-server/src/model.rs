@@ -102,7 +102,7 @@ impl Model {
                     stop_tokens: if ask.ignore_eos { Vec::new() } else { self.stop_tokens.clone() },
                     context: None,
                     adapter: None,
-                    priority: 0,
+                    priority: ask.tier.unwrap_or_default().priority(),
                 });
             }
         }

@@ -5,6 +5,7 @@ use tandem_model::Tokenizer;
 use tandem_runtime::{Done, Reason, Token, Usage};
 
 use crate::calls::{Call, CallsEnd};
+use crate::request::Tier;
 
 /// Which shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(crate) struct Head {
     /// Seconds since 1970.
     pub created: u64,
     pub model: String,
+    /// Where the request names one.
+    pub tier: Option<Tier>,
 }
 
 impl Head {
@@ -43,10 +46,9 @@ impl Head {
             Endpoint::Chat => "chat.completion",
             Endpoint::Completion => "text_completion",
         };
-        json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model,
-            "choices": choices, "usage": usage_json(usage),
-        })
+        let mut whole = self.object(object, choices);
+        whole.insert("usage".to_owned(), usage_json(usage));
+        whole.into()
     }
 
     /// A piece of a streamed answer. `usage` is null in all but the last where it was asked for, else not there.
@@ -55,13 +57,22 @@ impl Head {
             Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Completion => "text_completion",
         };
-        let mut chunk = json!({
-            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
-        });
-        if let (Some(usage), Some(chunk)) = (usage, chunk.as_object_mut()) {
-            chunk.insert("usage".to_owned(), usage);
-        }
-        chunk
+        let mut chunk = self.object(object, choices);
+        chunk.extend(usage.map(|usage| ("usage".to_owned(), usage)));
+        chunk.into()
+    }
+
+    /// What both begin with.
+    fn object(&self, object: &str, choices: &[Value]) -> Map<String, Value> {
+        let mut fields = Map::from_iter([
+            ("id".to_owned(), self.id.clone().into()),
+            ("object".to_owned(), object.into()),
+            ("created".to_owned(), self.created.into()),
+            ("model".to_owned(), self.model.clone().into()),
+            ("choices".to_owned(), choices.into()),
+        ]);
+        fields.extend(self.tier.map(|tier| ("service_tier".to_owned(), tier.name().into())));
+        fields
     }
 
     /// A complete choice: what was said and called, and how it ended.

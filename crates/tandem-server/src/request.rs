@@ -11,8 +11,10 @@ use crate::ApiError;
 use crate::fields::{Fields, wrong};
 
 mod messages;
+mod tier;
 mod tools;
 
+pub use tier::Tier;
 pub use tools::Tools;
 
 /// Most answers that one request may ask for.
@@ -80,6 +82,8 @@ pub struct Ask {
     pub stream: bool,
     /// A last event with the usage.
     pub include_usage: bool,
+    /// Before or after whom it is answered; `None` where the request does not say.
+    pub tier: Option<Tier>,
     /// What the model may call.
     pub tools: Option<Tools>,
 }
@@ -152,6 +156,7 @@ impl Ask {
             sampling: Sampling::take(fields)?,
             stream,
             include_usage,
+            tier: Tier::take(fields)?,
             tools: None,
         })
     }

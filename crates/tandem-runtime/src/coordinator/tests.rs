@@ -143,7 +143,8 @@ fn a_static_engine_that_serves_somebody_is_left_alone() {
     assert_eq!(held.decision.route.engine, "ane");
     is(&answered(&pair, &[request(10, Some(5))]), "cpu", "occupied", "ane has 1 request already");
     drop(held);
-    while pair.loads("m").unwrap()[0].1.running > 0 {
+    let busy = |load: &Load| load.running + load.waiting > 0;
+    while busy(&pair.loads("m").unwrap()[0].1) {
         std::thread::sleep(GLANCE);
     }
     assert_eq!(answered(&pair, &[request(10, Some(5))]).kind, "short");

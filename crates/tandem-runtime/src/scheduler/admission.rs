@@ -11,6 +11,9 @@
 //! the very memory that has run out, and prompts are computed many tokens at a time.
 //!
 //! A request whose reader is behind makes way for one that waits. It joins again when its reader has caught up.
+//!
+//! A request whose beginning a running one is still computing waits until it can fork that: the choices of one prompt, or
+//! many users of one system prompt who come at once, compute it once.
 
 use std::cmp::Reverse;
 
@@ -23,6 +26,9 @@ use crate::message::{Event, Reason, Request};
 
 /// Tokens that a request may grow by before memory is looked at again.
 const RESERVE: usize = 64;
+
+/// Tokens that a running prompt must be about to spare a request for it to wait for them.
+const WORTH_WAITING: usize = 16;
 
 impl Scheduler {
     /// How many tokens the answer may have.
@@ -80,8 +86,22 @@ impl Scheduler {
 
     /// The request that joins next. One whose reader is behind has been preempted, and waits for its reader.
     fn first_in_line(&self) -> Option<usize> {
-        let ready = self.waiting.iter().enumerate().filter(|(_, job)| job.sender.has_room(1));
+        let ready = self.waiting.iter().enumerate();
+        let ready = ready.filter(|(_, job)| job.sender.has_room(1) && !self.is_being_computed(job));
         ready.max_by_key(|(_, job)| (job.level(), Reverse(job.id))).map(|(index, _)| index)
+    }
+
+    /// Whether a running request is about to compute much more of a job's beginning than could be forked now. Where only
+    /// the end of a sequence can be forked, that would be in vain.
+    fn is_being_computed(&self, job: &Job) -> bool {
+        let now = || {
+            let kept = self.prefixes.agreed(job.request.adapter, &job.tokens);
+            self.nearest_running(job).map_or(0, |(_, at)| at).max(kept)
+        };
+        let coming =
+            self.running.iter().filter(|active| active.fed < active.job.prompt && !active.is_paused());
+        let coming = coming.filter_map(|active| active.common(job, active.job.prompt)).max();
+        self.capabilities.exact_fork && coming.is_some_and(|coming| coming >= now() + WORTH_WAITING)
     }
 
     /// Whether a request's tokens and a little more fit beside what the running ones will soon need, perhaps in place of
@@ -127,12 +147,8 @@ impl Scheduler {
     /// The running sequence that has most of a job's beginning, and how much that is. Not all of it, as in
     /// [`Prefixes::fork`](crate::prefix::Prefixes::fork).
     fn nearest_running(&self, job: &Job) -> Option<(SeqId, usize)> {
-        let known = &job.tokens[..job.tokens.len() - 1];
-        let alike = self.running.iter().filter(|active| active.job.request.adapter == job.request.adapter);
-        let common = alike.map(|active| {
-            let fed = active.job.tokens.iter().take(active.fed);
-            (active.seq, fed.zip(known).take_while(|(a, b)| a == b).count())
-        });
+        let common =
+            self.running.iter().filter_map(|active| Some((active.seq, active.common(job, active.fed)?)));
         common.max_by_key(|(_, at)| *at).filter(|(_, at)| *at > 0)
     }
 

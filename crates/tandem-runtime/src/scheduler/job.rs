@@ -131,6 +131,14 @@ impl Active {
         !self.job.sender.has_room(1)
     }
 
+    /// How many of its first `within` tokens a job begins with, the job's last one left out; `None` if their adapters
+    /// differ.
+    pub fn common(&self, job: &Job, within: usize) -> Option<usize> {
+        let (mine, known) = (self.job.tokens.iter().take(within), &job.tokens[..job.tokens.len() - 1]);
+        let alike = self.job.request.adapter == job.request.adapter;
+        alike.then(|| mine.zip(known).take_while(|(a, b)| a == b).count())
+    }
+
     /// The row that feeds the next `count` tokens.
     pub fn row(&self, count: usize) -> Row {
         let tokens = &self.job.tokens;

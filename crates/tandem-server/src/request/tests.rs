@@ -41,6 +41,7 @@ const NAMES: &[&str] = &[
     "echo",
     "best_of",
     "user",
+    "service_tier",
     "other",
 ];
 
@@ -72,6 +73,7 @@ fn all_fields_arrive() {
         "stop": "x", "ignore_eos": true, "logprobs": true, "top_logprobs": 4, "temperature": 0.5, "top_p": 0.25,
         "top_k": 3, "min_p": 0.125, "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 2,
         "logit_bias": {"7": -2}, "seed": -2, "stream": true, "stream_options": {"include_usage": true},
+        "service_tier": "flex",
     });
     let sampling = Sampling {
         temperature: Some(0.5),
@@ -95,6 +97,7 @@ fn all_fields_arrive() {
         sampling,
         stream: true,
         include_usage: true,
+        tier: Some(Tier::Flex),
         tools: None,
     };
     let messages = vec![Message::new("user", "hi")];

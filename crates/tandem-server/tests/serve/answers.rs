@@ -1,12 +1,17 @@
 //! What is answered.
 
 use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use tandem_engine::SampleSpec;
 use tandem_engine::fake::FakeEngine;
+use tandem_server::Options;
 
-use crate::harness::{CONTEXT, VOCAB, checkpoint, decode, expected, fake, hello, hello_tokens, tiny, with};
+use crate::harness::{
+    CONTEXT, VOCAB, checkpoint, decode, expected, fake, fake_with, hello, hello_tokens, tiny, with,
+};
 
 fn text(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap()
@@ -283,4 +288,29 @@ fn requests_beside_each_other_are_answered_as_if_alone() {
             assert_eq!(answer.join().unwrap(), *alone);
         }
     });
+}
+
+#[test]
+fn a_service_tier_says_who_comes_first() {
+    let whole = hello_tokens().len() + 40;
+    // Room for one at a time.
+    let server = fake_with(whole + 8, &tandem_runtime::Options::default(), Options::default());
+    server.knobs.delay_ms.store(4, Ordering::Relaxed);
+    let ended = Mutex::new(Vec::new());
+    let ask = &|tier: &'static str| {
+        let answer = server.chat(&json!({"service_tier": tier, "max_tokens": 40}));
+        assert_eq!(answer["service_tier"], if tier == "auto" { "default" } else { tier });
+        ended.lock().unwrap().push(tier);
+    };
+    std::thread::scope(|scope| {
+        for (waiting, tier) in ["priority", "flex", "auto", "priority"].into_iter().enumerate() {
+            scope.spawn(move || ask(tier));
+            server.until("it has come", |server| {
+                let engine = &server.get("/health").json()["models"][0]["engines"][0];
+                (&engine["running"], &engine["waiting"]) == (&json!(1), &json!(waiting))
+            });
+        }
+    });
+    assert_eq!(*ended.lock().unwrap(), ["priority", "priority", "auto", "flex"]);
+    assert_eq!(server.chat(&json!({}))["service_tier"], Value::Null);
 }

@@ -49,6 +49,7 @@ fn a_bad_field_is_named() {
         (json!({"max_tokens": 0}), "max_tokens", "from 1"),
         (json!({"max_tokens": 1.5}), "max_tokens", "whole number"),
         (json!({"max_tokens": 5, "max_completion_tokens": 6}), "max_tokens", "give one"),
+        (json!({"service_tier": "first"}), "service_tier", "flex"),
         (json!({"n": 0}), "n", "1 to 128"),
         (json!({"n": 100_000}), "n", "1 to 128"),
         (json!({"stop": long_stop}), "stop", "100000 bytes"),

@@ -76,6 +76,33 @@ fn finishing_keeps_the_prefix_and_says_why() {
     assert_eq!((done.reason, done.timing.ttft), (Reason::Interrupted, None));
 }
 
+#[test]
+fn what_several_ask_at_once_is_computed_once() {
+    let mut rig = Rig::new(100_000);
+    let alike: Vec<Request> =
+        (0..4u32).map(|last| request([prompt(1, 150), vec![last]].concat(), 3)).collect();
+    let same = [&alike[0], &alike[0], &alike[1], &alike[2], &alike[3]];
+    let readers = same.map(|request| rig.accept(request, 1000).1);
+    rig.run();
+    let cached = std::iter::zip(&readers, same).map(|(reader, request)| {
+        let (answer, done) = read(reader);
+        assert_eq!(answer, expected(request));
+        done.unwrap().usage.cached
+    });
+    assert_eq!(cached.collect::<Vec<_>>(), [0, 150, 150, 150, 150]);
+    let computed: usize = rig.record.borrow().steps.iter().flatten().map(|(_, count, _)| count).sum();
+    assert_eq!(computed, 151 + 4 + 5 * 2, "the prompt once, a last token each, and two tokens fed back");
+
+    // Whoever waits for one that is cancelled computes it.
+    let (first, _reader) = rig.accept(&request(prompt(5, 200), 3), 1000);
+    let (_, second) = rig.accept(&request(prompt(5, 200), 3), 1000);
+    rig.steps(1);
+    assert_eq!((rig.scheduler.running(), rig.scheduler.waiting()), (1, 1));
+    rig.scheduler.cancel(first);
+    rig.run();
+    assert_eq!(read(&second).0, expected(&request(prompt(5, 200), 3)));
+}
+
 /// A chat whose template leaves the thinking of earlier answers out: the prompts and answers of its turns.
 fn thinking_chat(rig: &mut Rig, turns: u32) -> Vec<(usize, usize)> {
     let mut history = prompt(9, 60);
