@@ -45,7 +45,22 @@ pub(crate) struct IntRows<'a> {
     pub totals: &'a [i32],
 }
 
-impl IntRows<'_> {
+impl<'a> IntRows<'a> {
+    /// All but the first `rows`.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn skip(&self, rows: usize) -> IntRows<'a> {
+        let blocks = rows * (self.cols / BLOCK);
+        IntRows {
+            cols: self.cols,
+            q: &self.q[rows * self.cols..],
+            scales: &self.scales[blocks..],
+            sums: &self.sums[blocks..],
+            totals: &self.totals[blocks..],
+        }
+    }
+
     /// Checks that there are at least `rows`.
     ///
     /// # Panics
@@ -264,7 +279,7 @@ pub(crate) fn quantize_row(
         let (scale, total) = match path.isa() {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: such a path exists only where the CPU has these features.
-            Isa::Avx2 | Isa::Avx512 => unsafe { quantize_block_avx2(values, q) },
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { quantize_block_avx2(values, q) },
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::quantize_block(values, q),
             _ => quantize_block(values, q),

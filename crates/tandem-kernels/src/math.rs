@@ -74,7 +74,7 @@ impl Activation {
         let done = match path.isa() {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: such a path exists only where the CPU has these features.
-            Isa::Avx2 | Isa::Avx512 => unsafe { avx2::gate(self, gate, up) },
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::gate(self, gate, up) },
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => neon::gate(self, gate, up),
             _ => 0,

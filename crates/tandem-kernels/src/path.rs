@@ -1,5 +1,8 @@
 //! Which instruction set the kernels use, chosen once at run time.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+
 use std::fmt;
 
 /// The environment variable that forces a kernel path by name.
@@ -14,18 +17,21 @@ pub enum Isa {
     Avx2,
     /// All of `Avx2`, and AVX-512 F, BW, VL and VNNI.
     Avx512,
+    /// All of `Avx512`, and AMX's tiles of 8-bit integers, where the system lets us use them.
+    Amx,
     /// AArch64 with the dot products of ARMv8.2 (`dotprod`), as every Apple M has them.
     Neon,
 }
 
 impl Isa {
-    const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon];
+    const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx, Isa::Neon];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         }
     }
@@ -47,6 +53,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Isa::Amx => Isa::Avx512.is_supported() && amx() == Amx::Ready,
             Isa::Neon => false,
         }
     }
@@ -59,7 +66,7 @@ impl Isa {
                 std::arch::is_aarch64_feature_detected!("neon")
                     && std::arch::is_aarch64_feature_detected!("dotprod")
             }
-            Isa::Avx2 | Isa::Avx512 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
         }
     }
 
@@ -67,6 +74,25 @@ impl Isa {
     fn is_supported(self) -> bool {
         self == Isa::Scalar
     }
+}
+
+/// Whether AMX, Intel's matrix instructions, can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amx {
+    /// The CPU has no tiles of 8-bit integers.
+    Absent,
+    /// The CPU has them, but the system does not let this process use them.
+    Refused,
+    /// They can be used.
+    Ready,
+}
+
+/// Whether AMX can be used. The first call asks the system for this process's permission.
+pub fn amx() -> Amx {
+    #[cfg(target_arch = "x86_64")]
+    return amx::amx();
+    #[cfg(not(target_arch = "x86_64"))]
+    Amx::Absent
 }
 
 /// A kernel path that this CPU can run.
@@ -87,9 +113,9 @@ pub enum PathError {
         /// What would work here, comma separated.
         supported: String,
     },
-    /// The path exists, but this CPU lacks its instructions.
+    /// The path exists, but this CPU lacks its instructions, or the system refuses them.
     #[error(
-        "this CPU cannot run the kernel path {name:?} (hint: set {VARIABLE} to one of {supported}, or unset it)"
+        "this machine cannot run the kernel path {name:?} (hint: set {VARIABLE} to one of {supported}, or unset it)"
     )]
     Unsupported {
         /// What was asked for.
@@ -119,7 +145,7 @@ impl Path {
         }
     }
 
-    /// The path of that name (`scalar`, `avx2`, `avx512`, `neon`).
+    /// The path of that name (`scalar`, `avx2`, `avx512`, `amx`, `neon`).
     ///
     /// # Errors
     /// If the name is unknown or this CPU cannot run that path.
@@ -157,6 +183,20 @@ mod tests {
     fn unknown_names_are_refused_with_the_list() {
         let error = Path::named("sse9").unwrap_err().to_string();
         assert!(error.contains("sse9") && error.contains("scalar"), "{error}");
+    }
+
+    #[test]
+    fn amx_is_a_path_just_where_it_is_ready() {
+        match Path::named("amx") {
+            Ok(path) => {
+                assert_eq!(amx(), Amx::Ready);
+                assert!(path.isa() > Isa::Avx512, "the best of its machine");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("cannot run") && text.contains("\"amx\"") && text.contains("scalar"), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::buffer::{HugeBuffer, OutOfMemory};
-use crate::path::Isa;
-use crate::team::Team;
+use crate::path::{Isa, Path};
+use crate::team::{Team, TeamError};
 
 /// How the system maps the memory that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +74,8 @@ pub fn int8_peak(team: &Team) -> f64 {
     let path = team.path();
     let per_round = match path.isa() {
         #[cfg(target_arch = "x86_64")]
+        Isa::Amx => x86::INT8_AMX,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => x86::INT8_AVX512,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::INT8_AVX2,
@@ -82,6 +84,9 @@ pub fn int8_peak(team: &Team) -> f64 {
         _ => scalar::OPERATIONS,
     };
     let chain = |_| match path.isa() {
+        // SAFETY: the path proves that the instructions exist.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => unsafe { x86::int8_amx() },
         // SAFETY: the path proves that the instructions exist.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { x86::int8_avx512() },
@@ -96,12 +101,25 @@ pub fn int8_peak(team: &Team) -> f64 {
     peak(team, per_round, chain)
 }
 
+/// [`int8_peak`] of the path below, where the team's has tiles: products of few rows run on vectors there too.
+///
+/// # Errors
+/// If the system gives no threads.
+pub fn int8_vector_peak(team: &Team) -> Result<Option<f64>, TeamError> {
+    match Path::named(Isa::Avx512.name()) {
+        Ok(path) if team.path().isa() == Isa::Amx => {
+            Ok(Some(int8_peak(&Team::with_path(team.threads(), path)?)))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Operations per second (a multiplication and an addition are two) in f32 on the team's kernel path.
 pub fn f32_peak(team: &Team) -> f64 {
     let path = team.path();
     let per_round = match path.isa() {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => x86::F32_AVX512,
+        Isa::Avx512 | Isa::Amx => x86::F32_AVX512,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::F32_AVX2,
         #[cfg(target_arch = "aarch64")]
@@ -111,7 +129,7 @@ pub fn f32_peak(team: &Team) -> f64 {
     let chain = |_| match path.isa() {
         // SAFETY: the path proves that the instructions exist.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { x86::f32_avx512() },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::f32_avx512() },
         // SAFETY: the path proves that the instructions exist.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::f32_avx2() },
@@ -173,6 +191,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::{ROUNDS, black_box};
+    use crate::matrix::amx::{configure, release};
 
     /// Products that one 16-bit sum takes before it is widened: those of a block of 4-bit weights.
     const PRODUCTS: usize = 8;
@@ -181,6 +200,8 @@ mod x86 {
     const CHAINS: usize = 12;
 
     pub(super) const INT8_AVX2: u64 = (PRODUCTS * 32 * 2) as u64;
+    /// Four products of whole tiles.
+    pub(super) const INT8_AMX: u64 = 4 * 16 * 16 * 64 * 2;
     pub(super) const INT8_AVX512: u64 = (CHAINS * 64 * 2) as u64;
     pub(super) const F32_AVX2: u64 = (CHAINS * 8 * 2) as u64;
     pub(super) const F32_AVX512: u64 = (CHAINS * 16 * 2) as u64;
@@ -203,6 +224,27 @@ mod x86 {
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(products, ones));
         }
         black_box(sum);
+    }
+
+    /// `tdpbssd`.
+    ///
+    /// # Safety
+    /// The path must be that of AMX.
+    pub(super) unsafe fn int8_amx() {
+        // SAFETY: as promised; the tiles, zeros, are multiplied and forgotten.
+        unsafe {
+            configure(64);
+            for _ in 0..ROUNDS {
+                std::arch::asm!(
+                    "tdpbssd tmm0, tmm4, tmm6",
+                    "tdpbssd tmm1, tmm4, tmm7",
+                    "tdpbssd tmm2, tmm4, tmm6",
+                    "tdpbssd tmm3, tmm4, tmm7",
+                    options(nostack, nomem),
+                );
+            }
+            release();
+        }
     }
 
     /// `vpdpbusd`.
@@ -246,7 +288,6 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::path::Path;
 
     #[test]
     fn every_path_has_positive_finite_limits() {

@@ -330,6 +330,48 @@ proptest! {
     }
 }
 
+/// Every number of rows around the sizes of tiles, one block of columns, and panels that are not full.
+#[test]
+fn edges_of_tiles_are_the_same_bits_on_every_path() {
+    let numbers = &mut Numbers(3);
+    for format in formats() {
+        let cols = columns(format, 1, 0);
+        let x: Vec<Vec<f32>> = (0..40).map(|_| (0..cols).map(|_| numbers.float()).collect()).collect();
+        // With many outputs, rows are not dealt out in small parts, and panels go in pairs.
+        for rows in [1, 17, 140, 270] {
+            let stored = stored(format, rows, cols, numbers);
+            let of = |path| {
+                let team = Team::with_path(1, path).unwrap();
+                let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
+                (1..=x.len()).map(|batch| bits(&product(&team, &packed, &x[..batch], true))).collect::<Vec<_>>()
+            };
+            let reference = of(Path::SCALAR);
+            for path in Path::supported() {
+                assert!(of(path) == reference, "{format:?} {path}, {rows} outputs");
+            }
+        }
+    }
+}
+
+/// Longer than what a kernel unpacks at a time.
+#[test]
+fn long_rows_are_the_same_bits_on_every_path() {
+    let numbers = &mut Numbers(4);
+    for format in formats() {
+        let (rows, cols) = (300, 4096 + 256);
+        let stored = stored(format, rows, cols, numbers);
+        let x: Vec<Vec<f32>> = (0..47).map(|_| (0..cols).map(|_| numbers.float()).collect()).collect();
+        let mut reference = None;
+        for path in Path::supported() {
+            let team = Team::with_path(2, path).unwrap();
+            let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
+            let out = bits(&product(&team, &packed, &x, true));
+            let reference = reference.get_or_insert_with(|| out.clone());
+            assert!(out == *reference, "{format:?} {path}");
+        }
+    }
+}
+
 #[test]
 fn constant_and_zero_blocks_quantize_exactly() {
     let team = Team::new(1).unwrap();

@@ -10,6 +10,9 @@ pub fn cpu_features() -> Vec<&'static str> {
             ($($name:tt)*) => { $(if is_x86_feature_detected!($name) { features.push($name) })* };
         }
         look!("sse4.2" "avx" "avx2" "fma" "f16c" "avxvnni" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512bf16" "avx512fp16");
+        if tandem_kernels::path::amx() != tandem_kernels::path::Amx::Absent {
+            features.push("amx-int8");
+        }
     }
     #[cfg(target_arch = "aarch64")]
     {

@@ -18,14 +18,14 @@ pub(crate) struct Avx512(());
 impl Avx2 {
     /// The token, if the path proves the features.
     pub(crate) fn on(path: Path) -> Option<Self> {
-        matches!(path.isa(), Isa::Avx2 | Isa::Avx512).then_some(Self(()))
+        matches!(path.isa(), Isa::Avx2 | Isa::Avx512 | Isa::Amx).then_some(Self(()))
     }
 }
 
 impl Avx512 {
     /// The token, if the path proves the features.
     pub(crate) fn on(path: Path) -> Option<Self> {
-        matches!(path.isa(), Isa::Avx512).then_some(Self(()))
+        matches!(path.isa(), Isa::Avx512 | Isa::Amx).then_some(Self(()))
     }
 }
 

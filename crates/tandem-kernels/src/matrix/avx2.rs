@@ -119,8 +119,8 @@ unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
                                 let shift = _mm256_set1_epi32(shape.shift * *x.totals.as_ptr().add(i));
                                 sum = _mm256_add_epi32(sum, shift);
                             }
-                            let sum = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum));
-                            acc[t][h] = _mm256_fmadd_ps(scales[h].scales[side], sum, acc[t][h]);
+                            let sum = _mm256_mul_ps(scales[h].scales[side], _mm256_cvtepi32_ps(sum));
+                            acc[t][h] = _mm256_fmadd_ps(scale, sum, acc[t][h]);
                         }
                     }
                 }

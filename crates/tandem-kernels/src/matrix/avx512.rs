@@ -112,8 +112,8 @@ unsafe fn int_tile<K: Kind, const T: usize>(
                     let i = (first + t) * blocks + b;
                     let scale = _mm512_set1_ps(*x.scales.as_ptr().add(i));
                     for side in 0..if shape.split { 2 } else { 1 } {
-                        let sum = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot[t][side]));
-                        acc[t] = _mm512_fmadd_ps(scales[side], sum, acc[t]);
+                        let sum = _mm512_mul_ps(scales[side], _mm512_cvtepi32_ps(dot[t][side]));
+                        acc[t] = _mm512_fmadd_ps(scale, sum, acc[t]);
                     }
                     if shape.affine {
                         let sums = _mm512_set1_ps(*x.sums.as_ptr().add(i));
@@ -136,7 +136,7 @@ unsafe fn int_tile<K: Kind, const T: usize>(
 /// # Safety
 /// `values` must be the values of a block, and `i < 4`; AVX-512 F must be there.
 #[inline(always)]
-unsafe fn groups<K: Kind>(values: *const __m512i, i: usize) -> [__m512i; 2] {
+pub(super) unsafe fn groups<K: Kind>(values: *const __m512i, i: usize) -> [__m512i; 2] {
     // SAFETY: as promised; a block has four vectors at 4 bits and eight at 8.
     unsafe {
         let first = _mm512_loadu_si512(values.add(i));
@@ -161,7 +161,7 @@ unsafe fn groups<K: Kind>(values: *const __m512i, i: usize) -> [__m512i; 2] {
 /// # Safety
 /// `head` must be that of a unit, and `block` one of its blocks; AVX-512 F must be there.
 #[inline(always)]
-unsafe fn block_scales<K: Kind>(head: *const u8, block: *const u8) -> ([__m512; 2], __m512) {
+pub(super) unsafe fn block_scales<K: Kind>(head: *const u8, block: *const u8) -> ([__m512; 2], __m512) {
     let shape = const { K::SHAPE };
     // SAFETY: the head has 16 scales and, if affine, as many minima; a nested block 32 small ones.
     unsafe {

@@ -11,6 +11,8 @@
 //!   their row already, so that packing is a transposition of 4-byte words.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;

@@ -129,8 +129,8 @@ unsafe fn int_tile<K: Kind, const T: usize, const Q: usize>(
                     for t in 0..T {
                         let scale = *x.scales.as_ptr().add((first + t) * blocks + b);
                         for q in 0..Q {
-                            let sum = vmulq_n_f32(vcvtq_f32_s32(dot[t][q]), scale);
-                            acc[t][q] = vfmaq_f32(acc[t][q], scales[q].scales[side], sum);
+                            let sum = vmulq_f32(vcvtq_f32_s32(dot[t][q]), scales[q].scales[side]);
+                            acc[t][q] = vfmaq_n_f32(acc[t][q], sum, scale);
                         }
                     }
                 }

@@ -12,14 +12,14 @@ use tandem_model::format::BLOCK;
 use super::neon;
 use super::{PANEL, PackedMatrix, scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::activations::{Activations, Writer};
 use crate::math::Activation;
 use crate::path::{Isa, Path};
 use crate::team::{SharedMut, Team};
 
 /// Rows of activations that a kernel call handles: their outputs are collected on the stack.
-const TILE: usize = 64;
+const TILE: usize = 128;
 /// The same where there are only so many rows. In decoding, clearing a large tile would be felt.
 const SMALL_TILE: usize = 4;
 /// Panels that a kernel call handles at most: together they make a block of 32 outputs.
@@ -103,7 +103,8 @@ fn products<const T: usize>(
 ) {
     let path = team.path();
     let panels: usize = weights.iter().map(|(weights, _)| weights.panels()).sum();
-    let strip = if panels >= team.threads() * DEALS * STRIP { STRIP } else { 1 };
+    let pairs = path.isa() == Isa::Amx && x.rows() >= 16;
+    let strip = if pairs || panels >= team.threads() * DEALS * STRIP { STRIP } else { 1 };
     let strips = weights.iter().map(|(weights, _)| weights.panels().div_ceil(strip)).sum();
     for_parts(team, strips, x, |strips, rows| {
         let mut tile: Tile<T> = [[[0.0; PANEL]; T]; STRIP];
@@ -240,6 +241,11 @@ fn strip_product(
     let (format, out) = (weights.format(), &mut out[..panels.len() * rows.len()]);
     let each = rows.len();
     match x.int_rows(rows.clone()) {
+        #[cfg(target_arch = "x86_64")]
+        Some(x) if format.is_quantized() && path.isa() == Isa::Amx && each >= amx::GROUP && x.cols > 0 => {
+            // SAFETY: such a path exists only where the CPU has these features and the system allows them.
+            unsafe { amx::int(format, weights.panels_bytes(panels), &x, out) }
+        }
         Some(x) if format.is_quantized() => {
             for (panel, out) in panels.zip(out.chunks_exact_mut(each)) {
                 let panel = weights.panels_bytes(panel..panel + 1);
@@ -249,7 +255,7 @@ fn strip_product(
                     Isa::Avx2 => unsafe { avx2::int(format, panel, &x, out) },
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above.
-                    Isa::Avx512 => unsafe { avx512::int(format, panel, &x, out) },
+                    Isa::Avx512 | Isa::Amx => unsafe { avx512::int(format, panel, &x, out) },
                     #[cfg(target_arch = "aarch64")]
                     // SAFETY: as above.
                     Isa::Neon => unsafe { neon::int(format, panel, &x, out) },
@@ -266,7 +272,7 @@ fn strip_product(
                 Isa::Avx2 => unsafe { avx2::float(format, panels, &x, out) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                Isa::Avx512 => unsafe { avx512::float(format, panels, &x, out) },
+                Isa::Avx512 | Isa::Amx => unsafe { avx512::float(format, panels, &x, out) },
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
                 Isa::Neon => unsafe { neon::float(format, panels, &x, out) },

@@ -73,7 +73,7 @@ pub(super) fn blocks(format: Format, units: &[u8]) -> impl Iterator<Item = Block
 
 /// One panel of quantized weights times 8-bit rows: `out[row][lane]`.
 ///
-/// For every block, `dot` is exact in i32 and as f32; then `acc = fma(d_w, d_x * dot, acc)` and, for affine weights,
+/// For every block, `dot` is exact in i32 and as f32; then `acc = fma(d_x, d_w * dot, acc)` and, for affine weights,
 /// `acc = fma(m_w, d_x * sum(q_x), acc)`. A split block has two `dot`s, of 16 columns each, added in turn.
 pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
     let shape = Shape::of(format);
@@ -97,7 +97,7 @@ pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32
                     }
                 }
                 for ((acc, dot), (scale, _)) in out.iter_mut().zip(dot).zip(&scales) {
-                    *acc = scale[side].mul_add(x.scales[i] * dot as f32, *acc);
+                    *acc = x.scales[i].mul_add(scale[side] * dot as f32, *acc);
                 }
             }
             if shape.affine {

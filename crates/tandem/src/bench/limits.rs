@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use serde::Serialize;
-use tandem_kernels::roofline::{Pages, f32_peak, int8_peak, read_bandwidth};
+use tandem_kernels::roofline::{Pages, f32_peak, int8_peak, int8_vector_peak, read_bandwidth};
 use tandem_kernels::team::Team;
 use tandem_model::decoder::{Decoder, Mixer, Role};
 use tandem_model::weights::Weights;
@@ -20,6 +20,8 @@ pub struct Machine {
     pub read_small_pages_bytes_per_second: Option<f64>,
     pub read_huge_pages_bytes_per_second: Option<f64>,
     pub int8_operations_per_second: f64,
+    /// Without tiles, where the live kernel path has them.
+    pub int8_vector_operations_per_second: Option<f64>,
     pub f32_operations_per_second: f64,
 }
 
@@ -78,6 +80,7 @@ impl Machine {
             read_small_pages_bytes_per_second: read_bandwidth(&team, bytes, Pages::Small)?,
             read_huge_pages_bytes_per_second: read_bandwidth(&team, bytes, Pages::Huge)?,
             int8_operations_per_second: int8_peak(&team),
+            int8_vector_operations_per_second: int8_vector_peak(&team)?,
             f32_operations_per_second: f32_peak(&team),
         })
     }
@@ -207,6 +210,7 @@ mod tests {
             read_small_pages_bytes_per_second: Some(10.0),
             read_huge_pages_bytes_per_second: None,
             int8_operations_per_second: 100.0,
+            int8_vector_operations_per_second: None,
             f32_operations_per_second: 20.0,
         };
         let limit = |test| costs(usize::MAX).limit(test, &machine);

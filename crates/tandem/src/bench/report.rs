@@ -270,9 +270,10 @@ const HEADS: [&str; 7] = [
     "tandem / peer",
 ];
 
-const LIMITS: [&str; 5] = ["threads", "read, small pages", "read, huge pages", "int8", "f32"];
+const LIMITS: [&str; 6] =
+    ["threads", "read, small pages", "read, huge pages", "int8", "int8 without tiles", "f32"];
 
-fn limits(machine: &Machine) -> [String; 5] {
+fn limits(machine: &Machine) -> [String; 6] {
     let giga = |rate: f64, unit: &str| format!("{:.1} {unit}", rate / 1e9);
     let read = |rate: Option<f64>| rate.map_or_else(|| "unknown".to_owned(), |rate| giga(rate, "GB/s"));
     [
@@ -280,6 +281,7 @@ fn limits(machine: &Machine) -> [String; 5] {
         read(machine.read_small_pages_bytes_per_second),
         read(machine.read_huge_pages_bytes_per_second),
         giga(machine.int8_operations_per_second, "GOP/s"),
+        machine.int8_vector_operations_per_second.map_or_else(String::new, |rate| giga(rate, "GOP/s")),
         giga(machine.f32_operations_per_second, "GFLOP/s"),
     ]
 }

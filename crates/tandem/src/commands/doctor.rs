@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use tandem_kernels::path::{Path, VARIABLE};
+use tandem_kernels::path::{Amx, Path, VARIABLE, amx};
 use tandem_mlx::MlxDevice;
 use tandem_store::Store;
 
@@ -154,7 +154,8 @@ impl Kernels {
         let (live, why) = match (Path::detect(), std::env::var_os(VARIABLE)) {
             (Ok(path), Some(_)) => (Some(path.name()), format!("{VARIABLE} says so")),
             (Ok(path), None) => {
-                (Some(path.name()), format!("the best this CPU runs of {}", supported.join(", ")))
+                let refused = if amx() == Amx::Refused { "; the system refuses the CPU's amx" } else { "" };
+                (Some(path.name()), format!("the best this CPU runs of {}{refused}", supported.join(", ")))
             }
             (Err(error), _) => (None, error.to_string()),
         };
