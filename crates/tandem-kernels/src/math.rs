@@ -162,36 +162,6 @@ pub(crate) mod avx2 {
     }
 }
 
-/// The same functions on sixteen lanes, bit for bit.
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512 {
-    use super::{HIGHEST, LN2_HIGH, LN2_LOW, LOG2_E, LOWEST, POLYNOMIAL};
-    use std::arch::x86_64::*;
-
-    /// `e^x` in each lane.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub(crate) fn exp(x: __m512) -> __m512 {
-        let not_zero = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(LOWEST));
-        // With a NaN in either place, `min` returns its second operand.
-        let x = _mm512_min_ps(_mm512_set1_ps(HIGHEST), x);
-        let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_mul_ps(
-            x,
-            _mm512_set1_ps(LOG2_E),
-        ));
-        let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_HIGH), x);
-        let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_LOW), r);
-        let mut p = _mm512_set1_ps(POLYNOMIAL[0]);
-        for c in &POLYNOMIAL[1..] {
-            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
-        }
-        let p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0));
-        let bits = _mm512_slli_epi32::<23>(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(126)));
-        let result = _mm512_mul_ps(_mm512_mul_ps(p, _mm512_castsi512_ps(bits)), _mm512_set1_ps(2.0));
-        _mm512_maskz_mov_ps(not_zero, result)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,22 +227,6 @@ mod tests {
                     let want = scalar(x);
                     prop_assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "f({x}): {got} {want}");
                 }
-            }
-        }
-
-        #[test]
-        #[cfg(target_arch = "x86_64")]
-        fn wide_lanes_equal_the_scalar_form(x in prop::array::uniform16(prop_oneof![-100f32..100.0, any::<f32>()])) {
-            use std::arch::x86_64::*;
-            if !is_x86_feature_detected!("avx512f") {
-                return Ok(());
-            }
-            let mut got = [0f32; 16];
-            // SAFETY: the feature was checked above; both arrays hold sixteen floats.
-            unsafe { _mm512_storeu_ps(got.as_mut_ptr(), avx512::exp(_mm512_loadu_ps(x.as_ptr()))) };
-            for (got, x) in got.iter().zip(x) {
-                let want = exp(x);
-                prop_assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "e^{x}: {got} {want}");
             }
         }
     }

@@ -5,9 +5,9 @@
 //! and however many threads there are:
 //!
 //! * keys and values are read *after* they were rounded to the cache's type ([`crate::kv`]);
-//! * tiles and partitions of tokens lie at absolute positions, and their results are merged in order by the same
-//!   formulas in all cases (`walk`);
-//! * within a tile, each output float is one accumulator with one order of arithmetic (`tile`).
+//! * partitions of tokens lie at absolute positions, and their results are merged in order by the same formulas in all
+//!   cases (`walk`);
+//! * within a partition, each output float is one accumulator with one order of arithmetic (`tile`).
 //!
 //! What varies is only who does what. The unit of work is a tile of queries of one kv head: several consecutive tokens
 //! × the query heads that share its keys, which are thus read once for all of them. If there are too few such units
@@ -23,20 +23,18 @@ mod tests;
 
 use half::f16;
 use std::cell::RefCell;
+use std::f32::consts::LOG2_E;
 
 use crate::kv::{Element, KV_BLOCK, KvLayout, KvType};
 use crate::lanes::{Lanes, with_lanes};
 use crate::rows::Rows;
 use crate::team::{SharedMut, Team};
-use tile::{Scoring, Softmax};
+use tile::Softmax;
 use walk::{Queries, Scratch};
 
-/// Most rows (query heads × tokens) in a unit of work: large enough to pay for converting a tile, small enough for
-/// the cache.
-const TILE_ROWS: usize = 96;
-
-/// The same where units are few.
-const SMALL_TILE_ROWS: usize = 12;
+/// Most rows (query heads × tokens) in a unit of work: large enough to pay for converting keys and values, small enough
+/// for the cache. The first with which there are enough units is taken.
+const TILE_ROWS: [usize; 5] = [192, 96, 48, 24, 12];
 
 /// Units of work per thread that are enough to balance them.
 const UNITS_PER_THREAD: usize = 4;
@@ -103,7 +101,8 @@ pub fn attention(
 
     let whole = Queries {
         layout,
-        scoring: Scoring { scale: *scale, softcap: *softcap },
+        scale: scale * LOG2_E,
+        softcap: softcap.map(|cap| cap * LOG2_E),
         window: window.unwrap_or(usize::MAX),
         blocks: &[],
         kv_head: 0,
@@ -114,9 +113,12 @@ pub fn attention(
         tokens: 0,
     };
     let enough = |units: usize| team.threads() == 1 || units >= team.threads() * UNITS_PER_THREAD;
-    let mut tiles = cut(&whole, rows, TILE_ROWS);
-    if !enough(tiles.len()) {
-        tiles = cut(&whole, rows, SMALL_TILE_ROWS);
+    let mut tiles = Vec::new();
+    for size in TILE_ROWS {
+        tiles = cut(&whole, rows, size);
+        if enough(tiles.len()) {
+            break;
+        }
     }
     let work: usize = tiles.iter().map(|tile| tile.rows() * tile.span().len() * layout.head_dim).sum();
     let split = !enough(tiles.len()) && work > SMALL_WORK;

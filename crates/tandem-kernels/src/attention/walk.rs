@@ -1,34 +1,35 @@
 //! A few queries of one kv head walk over the keys and values that they see.
 //!
 //! The tokens of a sequence are cut into *partitions* of [`PARTITION`] tokens at absolute positions. A query's partial
-//! result over a partition is one online softmax over its tiles, in order; its result is the partial results merged,
-//! in order. Both hold whether one thread walks all partitions or each is done by another thread and merged at the
+//! result over a partition is one softmax over what it sees of that; its result is the partial results merged, in
+//! order (the online softmax of Milakov and Gimelshein, 2018). Both hold whether one thread walks all partitions or each is done by another thread and merged at the
 //! end, and whether one query is walked alone or beside others: so the bits are the same.
 
 use std::iter::repeat_n;
-use std::ops::Range;
+use std::mem::take;
+use std::ops::{Deref, DerefMut, Range};
 
-use super::tile::{self, Line, Scoring, Softmax};
+use super::tile::{self, BLOCKS, Line, PARTITION, Parts, Scales, Softmax, Values};
 use crate::kv::{self, Element, KV_BLOCK, KvLayout};
 use crate::lanes::{Lanes, WIDE};
 use crate::rows::Rows;
 
-/// Tokens in a partition: a multiple of [`KV_BLOCK`].
-pub(super) const PARTITION: usize = 128;
-
 /// Up to this many rows, keys and values are converted to f32 on the way to a register; more share one converted
-/// copy of the tile.
+/// copy of the partition.
 const CONVERT_IN_PLACE: usize = 12;
 
-/// Rows that are weighted together where each token sees another part of the tile.
-const RAGGED_ROWS: usize = 6;
+/// Rows that are weighted together where each token sees another part of the partition.
+const RAGGED_ROWS: usize = 12;
 
 /// All query heads of some kv heads, of consecutive tokens of a sequence. A *row* is one query head of one token; rows
 /// are ordered by kv head, then token, then query head.
 #[derive(Clone, Copy)]
 pub(super) struct Queries<'a> {
     pub layout: &'a KvLayout,
-    pub scoring: Scoring,
+    /// Multiplies queries: scores come out in powers of two.
+    pub scale: f32,
+    /// Of such scores.
+    pub softcap: Option<f32>,
     pub window: usize,
     pub blocks: &'a [&'a [u8]],
     /// The first kv head, and how many.
@@ -89,10 +90,10 @@ impl<'a> Queries<'a> {
         positions.start.saturating_sub(self.position)..end.min(self.tokens)
     }
 
-    /// The slots of the tile at `base` that a token sees.
+    /// The slots of the partition at `base` that a token sees.
     fn slots(&self, token: usize, base: usize) -> Range<usize> {
         let visible = self.visible(token);
-        visible.start.saturating_sub(base)..(visible.end - base).min(KV_BLOCK)
+        visible.start.saturating_sub(base)..(visible.end - base).min(PARTITION)
     }
 
     /// The first partition that a token sees a part of.
@@ -101,19 +102,114 @@ impl<'a> Queries<'a> {
     }
 }
 
+/// Floats that begin on a cache line, so that a vector of rows that are whole lines lies on one.
+#[derive(Default)]
+struct Floats {
+    lines: Vec<CacheLine>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([f32; 16]);
+
+impl Floats {
+    /// Makes it `len` floats of unknown values.
+    fn resize(&mut self, len: usize) {
+        self.len = len;
+        if self.lines.len() < len.div_ceil(16) {
+            self.lines.resize(len.div_ceil(16), CacheLine([0.0; 16]));
+        }
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
 /// Softmaxes and weighted sums of some rows.
 #[derive(Default)]
 pub(super) struct Accumulator {
     softmax: Vec<Softmax>,
-    sums: Vec<f32>,
+    sums: Floats,
 }
 
 impl Accumulator {
     fn reset(&mut self, rows: usize, dim: usize) {
         self.softmax.clear();
         self.softmax.resize(rows, Softmax::EMPTY);
-        self.sums.clear();
-        self.sums.resize(rows * dim, 0.0);
+        self.sums.resize(rows * dim);
+        self.sums.fill(0.0);
+    }
+}
+
+/// One kv head of the blocks of a partition.
+struct Part<'a, E> {
+    /// The position that the partition begins at.
+    base: usize,
+    /// Which of the queries' kv heads it is.
+    head: usize,
+    keys: Parts<'a, E>,
+    values: Values<'a, E>,
+    scales: Option<[Scales<'a>; 2]>,
+}
+
+impl<'a, E: Element> Part<'a, E> {
+    /// That of partition `index` in `blocks`.
+    fn of(queries: &Queries<'a>, head: usize, index: usize, blocks: Range<usize>) -> Self {
+        let Queries { layout, kv_head, .. } = *queries;
+        let first = index * BLOCKS;
+        let tiles: [_; BLOCKS] = std::array::from_fn(|i| {
+            let block = first + i;
+            blocks.contains(&block).then(|| kv::head::<E>(layout, queries.blocks[block], kv_head + head))
+        });
+        // What is read afterwards: the next head's keys, or those of the next partition.
+        let (later, next) = if head + 1 < queries.kv_heads { (0, head + 1) } else { (BLOCKS, 0) };
+        let ahead = std::array::from_fn(|i| match queries.blocks.get(first + later + i) {
+            Some(block) if block.len() == layout.block_bytes() => {
+                kv::head::<E>(layout, block, kv_head + next).keys.as_flattened()
+            }
+            _ => &[],
+        });
+        let scales = |which: usize| {
+            tiles.each_ref().map(|tile| match tile {
+                Some(kv::Head { scales: Some(scales), .. }) => scales[which],
+                _ => &[0.0; KV_BLOCK],
+            })
+        };
+        Self {
+            base: first * KV_BLOCK,
+            head,
+            keys: tiles.each_ref().map(|tile| tile.as_ref().map_or(&[][..], |tile| tile.keys.as_flattened())),
+            values: Values {
+                parts: tiles.each_ref().map(|tile| tile.as_ref().map_or(&[][..], |tile| tile.values)),
+                ahead,
+                dim: layout.head_dim,
+            },
+            scales: E::SCALED.then(|| [scales(0), scales(1)]),
+        }
+    }
+
+    /// The same in f32, in memory that is kept.
+    fn in_f32<'b, L: Lanes>(&self, lanes: L, keys: &'b mut Floats, values: &'b mut Floats) -> Part<'b, f32>
+    where
+        'a: 'b,
+    {
+        let Values { parts, dim, .. } = self.values;
+        let values =
+            Values { parts: converted(lanes, &parts, KV_BLOCK * dim, values), ahead: [&[]; BLOCKS], dim };
+        let keys = converted(lanes, &self.keys, KV_BLOCK * dim, keys);
+        Part { base: self.base, head: self.head, keys, values, scales: self.scales }
     }
 }
 
@@ -122,8 +218,8 @@ impl Accumulator {
 pub(super) struct Scratch {
     q: Vec<f32>,
     lines: Vec<Line>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    keys: Floats,
+    values: Floats,
     partial: Accumulator,
     total: Accumulator,
 }
@@ -134,82 +230,94 @@ impl Scratch {
         self.q.clear();
         for head in 0..queries.kv_heads {
             for token in queries.token..queries.token + queries.tokens {
-                self.q.extend_from_slice(&q.row(token)[queries.columns(head)]);
+                self.q.extend(q.row(token)[queries.columns(head)].iter().map(|q| q * queries.scale));
             }
         }
-        self.lines.resize(queries.rows().max(self.lines.len()), [0.0; KV_BLOCK]);
+        self.lines.resize(queries.rows().max(self.lines.len()), Line([0.0; PARTITION]));
         self.total.reset(queries.rows(), queries.layout.head_dim);
     }
 
     /// Computes the partial result of partition `index`.
     pub fn walk<L: Lanes, E: Element>(&mut self, lanes: L, queries: &Queries<'_>, index: usize) {
-        let span = queries.span();
-        let start = span.start.max(index * PARTITION);
-        let end = span.end.min((index + 1) * PARTITION);
+        let base = index * PARTITION;
+        let tokens = queries.seeing(&(base..base + PARTITION));
         self.partial.reset(queries.rows(), queries.layout.head_dim);
-        for tile in start / KV_BLOCK..end.div_ceil(KV_BLOCK) {
-            let base = tile * KV_BLOCK;
-            let tokens = queries.seeing(&(base..base + KV_BLOCK));
-            if tokens.is_empty() {
-                continue;
-            }
-            for head in 0..queries.kv_heads {
-                let rows = queries.rows_of(head, &tokens);
-                let tile = kv::head::<E>(queries.layout, queries.blocks[tile], queries.kv_head + head);
-                if E::IS_F32 || rows.len() <= CONVERT_IN_PLACE {
-                    self.attend(lanes, queries, tokens.clone(), rows, base, tile);
-                } else {
-                    let (mut k, mut v) = (std::mem::take(&mut self.keys), std::mem::take(&mut self.values));
-                    convert(lanes, tile.keys.as_flattened(), &mut k);
-                    convert(lanes, tile.values, &mut v);
-                    let tile = kv::Head { keys: k.as_chunks().0, values: &v, scales: tile.scales };
-                    self.attend(lanes, queries, tokens.clone(), rows, base, tile);
-                    (self.keys, self.values) = (k, v);
-                }
+        let span = queries.span();
+        let first = span.start.max(base) / KV_BLOCK;
+        let blocks = first..span.end.min(base + PARTITION).div_ceil(KV_BLOCK);
+        for head in 0..queries.kv_heads {
+            let part = Part::<E>::of(queries, head, index, blocks.clone());
+            if E::IS_F32 || tokens.len() * queries.group <= CONVERT_IN_PLACE {
+                self.attend(lanes, queries, tokens.clone(), &part);
+            } else {
+                let (mut keys, mut values) = (take(&mut self.keys), take(&mut self.values));
+                self.attend(lanes, queries, tokens.clone(), &part.in_f32(lanes, &mut keys, &mut values));
+                (self.keys, self.values) = (keys, values);
             }
         }
     }
 
-    /// Some tokens, whose rows at one kv head are `rows`, against the tile at `base`.
+    /// Some tokens at one kv head of a partition.
     fn attend<L: Lanes, E: Element>(
         &mut self,
         lanes: L,
         queries: &Queries<'_>,
         tokens: Range<usize>,
-        rows: Range<usize>,
-        base: usize,
-        tile: kv::Head<'_, E>,
+        part: &Part<'_, E>,
     ) {
-        let kv::Head { keys, values, scales } = tile;
+        let Part { base, head, keys, values, scales } = part;
         let (dim, group) = (queries.layout.head_dim, queries.group);
+        for (block, keys) in keys.iter().enumerate() {
+            let positions = base + block * KV_BLOCK..base + (block + 1) * KV_BLOCK;
+            let tokens = queries.seeing(&positions);
+            if !keys.is_empty() && !tokens.is_empty() {
+                let rows = queries.rows_of(*head, &tokens);
+                let q = &self.q[rows.start * dim..rows.end * dim];
+                let (keys, _) = keys.as_chunks();
+                tile::scores(lanes, q, keys, values.parts[block], block, &mut self.lines[rows]);
+            }
+        }
+
+        let rows = queries.rows_of(*head, &tokens);
         let lines = &mut self.lines[rows.clone()];
         let sums = &mut self.partial.sums[rows.start * dim..rows.end * dim];
-        let softmax = &mut self.partial.softmax[rows.clone()];
-
-        tile::scores(lanes, &self.q[rows.start * dim..rows.end * dim], keys, lines);
-        lanes.vectorize(
-            #[inline(always)]
-            || {
-                let rows = lines.iter_mut().zip(softmax).zip(sums.chunks_exact_mut(dim));
-                let slots = tokens.clone().flat_map(|token| repeat_n(queries.slots(token, base), group));
-                for (((line, softmax), sums), slots) in rows.zip(slots) {
-                    if let Some(factor) = tile::soften(lanes, queries.scoring, line, slots, scales, softmax) {
-                        tile::rescale(lanes, sums, factor);
-                    }
-                }
-            },
-        );
+        let softmax = &mut self.partial.softmax[rows];
+        let slots = tokens.clone().flat_map(|token| repeat_n(queries.slots(token, *base), group));
+        // Each in a loop of its own: together they need more registers than there are.
+        macro_rules! each_line {
+            (|$line:ident, $slots:ident, $softmax:ident| $body:expr) => {
+                lanes.vectorize(
+                    #[inline(always)]
+                    || {
+                        let lines = lines.iter_mut().zip(slots.clone()).zip(&mut *softmax);
+                        for (($line, $slots), $softmax) in lines {
+                            $body
+                        }
+                    },
+                )
+            };
+        }
+        if let Some([keys, _]) = scales {
+            each_line!(|line, slots, _softmax| tile::multiply(lanes, line, &slots, keys));
+        }
+        if let Some(cap) = queries.softcap {
+            each_line!(|line, slots, _softmax| tile::cap(lanes, line, &slots, cap));
+        }
+        each_line!(|line, slots, softmax| *softmax = tile::soften(lanes, line, &slots));
+        if let Some([_, values]) = scales {
+            each_line!(|line, slots, _softmax| tile::multiply(lanes, line, &slots, values));
+        }
 
         let mut weigh = |tokens: Range<usize>, slots: Range<usize>| {
             if !slots.is_empty() {
                 let rows = tokens.start * group..tokens.end * group;
                 let sums = &mut sums[rows.start * dim..rows.end * dim];
-                tile::weigh(lanes, &lines[rows], values, dim, slots, sums);
+                tile::weigh(lanes, &lines[rows], values, slots, sums);
             }
         };
         // Where all tokens see the same slots, all rows go together. Elsewhere a few tokens do, over the slots that
         // they all see, and each alone over those before and after: a token never meets a slot that it does not see.
-        let slots = |token: usize| queries.slots(tokens.start + token, base);
+        let slots = |token: usize| queries.slots(tokens.start + token, *base);
         let step =
             if slots(0) == slots(tokens.len() - 1) { tokens.len() } else { (RAGGED_ROWS / group).max(1) };
         for first in (0..tokens.len()).step_by(step) {
@@ -269,7 +377,7 @@ impl Scratch {
             #[inline(always)]
             || {
                 for (out, softmax) in out.chunks_exact_mut(dim).zip(softmax) {
-                    tile::rescale(lanes, out, 1.0 / tile::total(lanes, softmax));
+                    tile::rescale(lanes, out, 1.0 / softmax.sum);
                 }
             },
         );
@@ -307,13 +415,30 @@ fn merge<L: Lanes>(
     );
 }
 
-/// Converts a part of a tile to f32.
-fn convert<L: Lanes, E: Element>(lanes: L, from: &[E], to: &mut Vec<f32>) {
-    to.resize(from.len(), 0.0);
+/// Parts of `size` elements in f32.
+fn converted<'a, L: Lanes, E: Element>(
+    lanes: L,
+    parts: &Parts<'_, E>,
+    size: usize,
+    to: &'a mut Floats,
+) -> Parts<'a, f32> {
+    to.resize(BLOCKS * size);
+    let mut to = to.chunks_exact_mut(size);
+    parts.map(|part| match to.next() {
+        Some(to) if !part.is_empty() => {
+            convert(lanes, part, to);
+            &*to
+        }
+        _ => &[],
+    })
+}
+
+/// Converts a part of a block to f32.
+fn convert<L: Lanes, E: Element>(lanes: L, from: &[E], to: &mut [f32]) {
     lanes.vectorize(
         #[inline(always)]
         || {
-            // A tile has a multiple of 32 values.
+            // A block has a multiple of 32 values.
             for (from, to) in from.as_chunks::<WIDE>().0.iter().zip(to.as_chunks_mut::<WIDE>().0) {
                 lanes.store_wide(E::load_wide(lanes, from), to);
             }

@@ -39,6 +39,10 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Runs `f` in a function compiled for this path; mark the closure `#[inline(always)]`.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
 
+    /// Asks for the cache line of `x`, which is going to be read, where there is an instruction for that.
+    #[inline(always)]
+    fn prefetch<T>(self, _: &T) {}
+
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
     fn load_f16(self, x: &[f16; LANES]) -> Self::V;
@@ -68,7 +72,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn mul_wide(self, a: Self::W, b: Self::W) -> Self::W;
     /// By the rule of `max`.
     fn max_wide(self, a: Self::W, b: Self::W) -> Self::W;
-    fn exp_wide(self, x: Self::W) -> Self::W;
+    /// The number whose bits are those of `x`, 23 places to the left: `2^n`, if the low eight bits of `x` are n + 127.
+    fn shifted_wide(self, x: Self::W) -> Self::W;
     /// `a * b + c`, rounded once.
     fn fma_wide(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W;
 
@@ -150,8 +155,8 @@ macro_rules! wide_as_two_halves {
             [self.max(a[0], b[0]), self.max(a[1], b[1])]
         }
         #[inline(always)]
-        fn exp_wide(self, x: Self::W) -> Self::W {
-            [self.exp(x[0]), self.exp(x[1])]
+        fn shifted_wide(self, x: Self::W) -> Self::W {
+            [self.shifted(x[0]), self.shifted(x[1])]
         }
         #[inline(always)]
         fn fma_wide(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W {
@@ -319,7 +324,7 @@ impl Lanes for Scalar {
         std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    fn exp_wide(self, x: Self::W) -> Self::W {
-        x.map(math::exp)
+    fn shifted_wide(self, x: Self::W) -> Self::W {
+        x.map(|x| f32::from_bits(x.to_bits() << 23))
     }
 }

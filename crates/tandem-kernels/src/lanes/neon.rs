@@ -12,19 +12,27 @@ use crate::path::{Isa, Path};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Neon(());
 
-impl Neon {
-    /// The token, if the path proves the features.
-    pub(crate) fn on(path: Path) -> Option<Self> {
-        (path.isa() == Isa::Neon).then_some(Self(()))
-    }
-}
-
 /// Wraps intrinsics that are unsafe only for want of a feature.
 macro_rules! op {
     ($e:expr) => {
         // SAFETY: a value of `Neon` exists only where its features were detected.
         unsafe { $e }
     };
+}
+
+impl Neon {
+    /// The token, if the path proves the features.
+    pub(crate) fn on(path: Path) -> Option<Self> {
+        (path.isa() == Isa::Neon).then_some(Self(()))
+    }
+
+    #[inline(always)]
+    fn shifted(self, x: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        op!(x.map(
+            #[inline(always)]
+            |x| vreinterpretq_f32_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(x)))
+        ))
+    }
 }
 
 impl Lanes for Neon {

@@ -53,6 +53,11 @@ macro_rules! eight {
         type V = __m256;
 
         #[inline(always)]
+        fn prefetch<T>(self, x: &T) {
+            // SAFETY: only a hint, and the address is good.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()) }
+        }
+        #[inline(always)]
         fn splat(self, x: f32) -> __m256 {
             op!(_mm256_set1_ps(x))
         }
@@ -112,6 +117,13 @@ macro_rules! eight {
             unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
         }
     };
+}
+
+impl Avx2 {
+    #[inline(always)]
+    fn shifted(self, x: __m256) -> __m256 {
+        op!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(x))))
+    }
 }
 
 impl Lanes for Avx2 {
@@ -186,7 +198,7 @@ impl Lanes for Avx512 {
         op!(_mm512_max_ps(a, b))
     }
     #[inline(always)]
-    fn exp_wide(self, x: __m512) -> __m512 {
-        op!(math::avx512::exp(x))
+    fn shifted_wide(self, x: __m512) -> __m512 {
+        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(x))))
     }
 }
