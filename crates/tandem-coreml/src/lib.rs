@@ -16,6 +16,7 @@ pub mod mil;
 mod package;
 mod proto;
 pub mod quantize;
+pub mod trace;
 
 pub use dtype::DType;
 pub use error::CoremlError;

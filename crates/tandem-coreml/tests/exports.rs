@@ -6,10 +6,12 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{tiny, try_export};
-use tandem_coreml::export::{ExportOptions, KvForm, Quant, Target};
+use common::{scaled, tiny, try_export};
+use tandem_coreml::export::manifest::{ActivationFacts, Manifest};
+use tandem_coreml::export::{ExportOptions, KvForm, Quant, Sample, Source, Target, export};
 use tandem_coreml::mil::ValueType;
 use tandem_coreml::{DType, Package};
+use tandem_model::decoder::{Decoder, Mixer};
 
 fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
@@ -69,16 +71,63 @@ fn functions_share_their_weights_and_states_suit_the_engine() {
             let shape = ty.shape().unwrap();
             assert!(shape[3].is_multiple_of(32), "{shape:?}");
         }
-        // Every tensor that is computed is fp16 of at most rank 4.
+        // Every tensor that is computed is fp16 of at most rank 4: no operator counts slots.
         for op in function.block.ops.iter().filter(|op| op.kind != "const") {
             for output in &op.outputs {
                 let ValueType::Tensor(ty) = &output.ty else { panic!("{}", output.name) };
-                let is_index = ty.dtype == DType::I32 && ty.dims.len() == 1;
-                assert!((ty.dtype == DType::F16 || is_index) && ty.dims.len() <= 4, "{} {ty}", output.name);
+                assert!(ty.dtype == DType::F16 && ty.dims.len() <= 4, "{} {ty}", output.name);
             }
         }
     }
+}
+
+/// A network whose random weights keep small, and one whose residual stream is beyond fp16.
+#[test]
+fn the_residual_streams_factor_follows_the_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let (decoder, weights) =
+        tandem_model::Checkpoint::open_network(&common::fixtures().join("gemma3")).unwrap();
+    let run = |name: &str, decoder: &Decoder, sample: Sample<'_>| {
+        let source = Source { sample, ..common::source(decoder, &weights) };
+        let out = folder.path().join(name);
+        let result = export(source, &out, &tiny(Target::Ane), &mut |_, _| {});
+        result.map(|manifest| {
+            let json = std::fs::read(out.join("tandem.json")).unwrap();
+            assert_eq!(serde_json::from_slice::<Manifest>(&json).unwrap(), manifest);
+            manifest
+        })
+    };
+    let tokens = [5, 6, 7];
+    let manifest = run("small", &decoder, Sample::Tokens(&tokens)).unwrap();
+    let ActivationFacts::Traced(range) = &manifest.activations else { panic!("{:?}", manifest.activations) };
+    assert_eq!((range.tokens, range.layers.len()), (3, decoder.layers.len()));
+    assert!(range.residual() > 0.0 && range.layers.iter().all(|layer| layer.inside > 0.0), "{range:?}");
+    assert_eq!(manifest.residual_factor, 1.0);
+
+    let manifest = run("untraced", &decoder, Sample::Without("it is a test")).unwrap();
+    assert_eq!(manifest.activations, ActivationFacts::NotTraced("it is a test".into()));
     assert_eq!(manifest.residual_factor, 1.0 / 32.0);
+
+    let large = scaled(&decoder, 1e5);
+    let manifest = run("large", &large, Sample::Tokens(&tokens)).unwrap();
+    let ActivationFacts::Traced(range) = &manifest.activations else { panic!("{:?}", manifest.activations) };
+    let (most, factor) = (range.residual(), manifest.residual_factor);
+    assert!(
+        most > 65504.0 && most * factor * 4.0 <= 65504.0 && most * factor * 8.0 > 65504.0,
+        "{most} {factor}"
+    );
+
+    // Within a layer nothing is scaled: what fp16 cannot hold there is refused.
+    let mut wild = decoder.clone();
+    let Mixer::Attention(attention) = &mut wild.layers[1].mixer;
+    attention.scale = 1e6;
+    let error = run("wild", &wild, Sample::Tokens(&tokens)).unwrap_err().to_string();
+    assert!(error.contains("layer 1 computes") && error.contains("(scores)"), "{error}");
+    assert!(error.contains("hint: run this model with another engine"), "{error}");
+    let beyond = [decoder.vocab_size as u32];
+    let error = run("beyond", &decoder, Sample::Tokens(&beyond)).unwrap_err().to_string();
+    assert!(error.contains("of the sample text"), "{error}");
+    assert!(!folder.path().join("wild").exists() && !folder.path().join("beyond").exists());
 }
 
 #[test]
@@ -114,8 +163,7 @@ fn an_export_that_fails_leaves_nothing() {
     // The last weight that is read is not there.
     decoder.head.weight = WeightRef::whole("absent");
     let out = folder.path().join("out");
-    let error =
-        tandem_coreml::export::export(&decoder, &weights, &[], &out, &tiny(Target::Ane), &mut |_, _| {});
+    let error = export(common::source(&decoder, &weights), &out, &tiny(Target::Ane), &mut |_, _| {});
     assert!(error.unwrap_err().to_string().contains("absent"));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -8,8 +8,9 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::dequantized::write_golden;
-use common::{assert_exports, fixtures, judge, names, python, tiny, try_export};
-use tandem_coreml::export::{ExportOptions, KvForm, Quant, Target};
+use common::{assert_exports, fixtures, judge, names, python, scaled, source, tiny, try_export};
+use tandem_coreml::export::manifest::ActivationFacts;
+use tandem_coreml::export::{ExportOptions, KvForm, Quant, Target, export};
 use tandem_coreml::mil::{Data, Dim, Feature, FeatureKind, Model, ValueType};
 use tandem_coreml::{Package, PackageWriter};
 use tandem_model::Checkpoint;
@@ -71,6 +72,33 @@ fn judged_the_gpu_form_computes_the_same() {
             export_to(folder.path(), name, "gpu", &options)
         })
         .collect();
+    assert_exports(&python, &pairs, COSINE);
+}
+
+/// What no fp16 holds, computed all the same: with norms on both sides of each half, and only before it, with biases.
+#[test]
+fn judged_residual_streams_beyond_fp16_are_kept_within() {
+    let Some(python) = judge() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut pairs = Vec::new();
+    for (name, target) in [
+        ("gemma3", Target::Ane),
+        ("llama-tied-bias", Target::Ane),
+        ("llama-tied-bias", Target::Gpu),
+        ("gemma3", Target::Gpu),
+    ] {
+        let (decoder, weights) = Checkpoint::open_network(&fixtures().join(name)).unwrap();
+        let decoder = scaled(&decoder, 1e5);
+        let out = folder.path().join(format!("{name}-{}", target.name()));
+        let manifest = export(source(&decoder, &weights), &out, &tiny(target), &mut |_, _| {}).unwrap();
+        let ActivationFacts::Traced(range) = &manifest.activations else {
+            panic!("{:?}", manifest.activations)
+        };
+        assert!(range.residual() > 65504.0, "{name}: {}", range.residual());
+        let own = out.with_extension("safetensors");
+        write_golden(&decoder, &weights, &out, &fixtures().join(name).join("golden.safetensors"), &own);
+        pairs.push((out, own));
+    }
     assert_exports(&python, &pairs, COSINE);
 }
 

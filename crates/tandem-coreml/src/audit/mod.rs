@@ -10,6 +10,7 @@ mod catalog;
 mod cost;
 mod graph;
 mod layer;
+pub mod placement;
 mod report;
 mod rules;
 mod verdict;
@@ -32,7 +33,7 @@ pub use report::{
     Audit, DeviceSummary, Finding, FunctionAudit, FunctionFinding, KindSummary, OperatorAudit, Shares,
     Totals, UnitCounts,
 };
-pub use rules::{Confidence, Effect, Rule, Source, rule, rules};
+pub use rules::{Confidence, Effect, RULES_VERSION, Rule, Source, rule, rules};
 pub use verdict::Verdict;
 
 /// A generation of the Neural Engine, named by the Mac chip that has it.

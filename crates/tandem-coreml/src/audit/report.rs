@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::cost::{multiply_adds, stored_bytes};
 use super::graph::{Graph, Site};
 use super::layer::layers;
-use super::rules::{Rule, rules};
+use super::rules::{RULES_VERSION, Rule, rules};
 use super::{Chip, Effect, Options, Source, Unit, Verdict};
 use crate::dtype::DType;
 use crate::error::CoremlError;
@@ -19,6 +19,8 @@ use crate::package::Package;
 pub struct Audit {
     /// Version of this form; it changes when a field changes its meaning or goes.
     pub schema: u32,
+    /// Which state of the rules: [`RULES_VERSION`].
+    pub rules_version: u32,
     /// The worst of all functions and devices.
     pub verdict: Verdict,
     /// Largest share allowed off the engine.
@@ -145,6 +147,8 @@ pub struct OperatorAudit {
     pub name: String,
     /// Its kind.
     pub op: String,
+    /// Names of its results.
+    pub outputs: Vec<String>,
     /// Types of its results.
     pub results: Vec<String>,
     /// Which layer it belongs to, where names tell.
@@ -196,6 +200,7 @@ pub(super) fn audit(
     let verdicts = functions.iter().flat_map(|function| &function.devices).map(|device| device.verdict);
     Ok(Audit {
         schema: 1,
+        rules_version: RULES_VERSION,
         verdict: verdicts.max().unwrap_or(Verdict::Failed),
         max_fallback: options.max_fallback,
         strict: options.strict,
@@ -307,6 +312,7 @@ fn operator(
     OperatorAudit {
         name: site.op.name().to_owned(),
         op: site.op.kind.clone(),
+        outputs: site.op.outputs.iter().map(|output| output.name.clone()).collect(),
         results: site.outputs().map(ToString::to_string).collect(),
         layer,
         unit,

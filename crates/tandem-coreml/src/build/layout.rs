@@ -135,8 +135,16 @@ impl Builder {
         Ok(self.sliced("slice_by_index", label, &[("x", x), ("begin", &begin), ("end", &end)], &end_mask, ty))
     }
 
-    /// `x` with the part from `begin` to `end` (vectors of one index a dimension) replaced by `update`.
-    pub fn slice_update(&mut self, label: &str, x: &Var, update: &Var, begin: &Var, end: &Var) -> Built {
+    /// `x` with the part between two vectors of one index a dimension replaced by `update`. Dimensions that are `whole`
+    /// end where `x` does, whatever the second vector says.
+    pub fn slice_update(
+        &mut self,
+        label: &str,
+        x: &Var,
+        update: &Var,
+        [begin, end]: [&Var; 2],
+        whole: &[bool],
+    ) -> Built {
         let rank = Dim::Fixed(x.ty.dims.len());
         let indices = [begin, end].iter().all(|index| index.ty.dims == [rank]);
         let inside = x.ty.dims.len() == update.ty.dims.len()
@@ -144,11 +152,11 @@ impl Builder {
                 (Some(x), Some(u)) => u <= x,
                 _ => true,
             });
-        if !indices || !inside || x.ty.dtype != update.ty.dtype {
+        if !indices || !inside || whole.len() != x.ty.dims.len() || x.ty.dtype != update.ty.dtype {
             let what = format!("{} into {} at {}", update.ty, x.ty, begin.ty);
             return Err(self.wrong("slice_update", label, what));
         }
-        let end_mask = self.bools(&vec![false; x.ty.dims.len()]);
+        let end_mask = self.bools(whole);
         let args = [("x", x), ("update", update), ("begin", begin), ("end", end)];
         Ok(self.sliced("slice_update", label, &args, &end_mask, x.ty.clone()))
     }
@@ -157,12 +165,6 @@ impl Builder {
     pub fn index_vector(&mut self, label: &str, before: &[i32], index: &Var, after: &[i32]) -> Built {
         let (before, after) = (self.ints(before), self.ints(after));
         self.concat(label, &[&before, index, &after], 0)
-    }
-
-    /// `x + number`, of integers.
-    pub fn add_int(&mut self, label: &str, x: &Var, number: i32) -> Built {
-        let number = self.int(number);
-        self.add(label, x, &number)
     }
 
     /// Zeros after the elements of the last axis, up to `width` of them.

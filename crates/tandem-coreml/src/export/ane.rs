@@ -141,25 +141,37 @@ impl Lowering<'_, '_> {
         } = layer;
         let normed = self.optional_norm("attention_norm", mixer_pre_norm.as_ref(), x)?;
         let Some(mixed) = self.attention(attention, plan, &normed, only_rows)? else { return Ok(None) };
-        let x = self.join("attention", x, &mixed, mixer_post_norm.as_ref(), *residual_scale)?;
+        let x = self.join("o", x, (&attention.o, &mixed), mixer_post_norm.as_ref(), *residual_scale)?;
         let normed = self.optional_norm("mlp_norm", mlp_pre_norm.as_ref(), &x)?;
-        let fed = self.mlp(mlp, &normed)?;
-        self.join("mlp", &x, &fed, mlp_post_norm.as_ref(), *residual_scale).map(Some)
+        let gated = self.gated(mlp, &normed)?;
+        self.join("down", &x, (&mlp.down, &gated), mlp_post_norm.as_ref(), *residual_scale).map(Some)
     }
 
-    /// `x + factor * post(added)`.
-    fn join(&mut self, part: &str, x: &Var, added: &Var, post: Option<&Norm>, scale: f32) -> Done<Var> {
+    /// `x + factor * post(linear(input))`.
+    fn join(
+        &mut self,
+        label: &str,
+        x: &Var,
+        (linear, input): (&Linear, &Var),
+        post: Option<&Norm>,
+        scale: f32,
+    ) -> Done<Var> {
         let factor = scale * self.plan.residual;
         let added = match post {
             Some(norm) => {
+                let added = self.project(label, linear, input, 1.0)?;
                 let width = self.plan.decoder.hidden_size;
                 let weight = self.store.norm(norm, &[1, width, 1, 1], factor)?;
-                let weight = self.b.weight(&format!("{part}_post_norm_weight"), &weight);
-                rms_norm(&mut self.b, &format!("{part}_post_norm"), added, 1, &weight, norm.eps)?
+                let weight = self.b.weight(&format!("{label}_post_norm_weight"), &weight);
+                rms_norm(&mut self.b, &format!("{label}_post_norm"), &added, 1, &weight, norm.eps)?
             }
-            None => self.b.scaled(&format!("{part}_scaled"), added, factor)?,
+            // Before the product: what comes out may be more than fp16 holds.
+            None => {
+                let input = self.b.scaled(&format!("{label}_scaled"), input, factor)?;
+                self.project(label, linear, &input, factor)?
+            }
         };
-        self.b.add(&format!("{part}_residual"), x, &added)
+        self.b.add(&format!("{label}_residual"), x, &added)
     }
 
     /// A norm of the residual stream, whose factor it takes out.
@@ -174,13 +186,14 @@ impl Lowering<'_, '_> {
         norm.map_or_else(|| Ok(x.clone()), |norm| self.norm(label, norm, x))
     }
 
-    fn project(&mut self, label: &str, linear: &Linear, x: &Var) -> Done<Var> {
+    /// A projection whose input was multiplied by `factor` already.
+    fn project(&mut self, label: &str, linear: &Linear, x: &Var, factor: f32) -> Done<Var> {
         let Linear { weight, bias } = linear;
         let stored = self.store.matrix(weight, None, 2)?;
         let weight = self.b.weight(&format!("{label}_weight"), &stored);
         let bias = match bias {
             Some(bias) => {
-                let bias = self.store.vector(bias, &[stored.shape[0]], 0.0, 1.0)?;
+                let bias = self.store.vector(bias, &[stored.shape[0]], 0.0, factor)?;
                 Some(self.b.weight(&format!("{label}_bias"), &bias))
             }
             None => None,
@@ -202,7 +215,7 @@ impl Lowering<'_, '_> {
             q,
             k,
             v,
-            o,
+            o: _,
             qk_norm,
             rope: _,
             window: _,
@@ -261,8 +274,7 @@ impl Lowering<'_, '_> {
         }
         let mixed = b.reshape_fixed("mixed_by_head", &mixed, &[1, heads, tokens, head_dim])?;
         let mixed = b.transpose("mixed_channels", &mixed, &[0, 1, 3, 2])?;
-        let mixed = b.reshape_fixed("mixed_flat", &mixed, &[1, heads * head_dim, 1, tokens])?;
-        self.project("o", o, &mixed).map(Some)
+        b.reshape_fixed("mixed_flat", &mixed, &[1, heads * head_dim, 1, tokens]).map(Some)
     }
 
     /// A projection by heads, normed and turned: `[1, heads, head_dim, tokens]`.
@@ -277,7 +289,7 @@ impl Lowering<'_, '_> {
     ) -> Done<Var> {
         let (head_dim, tokens) = (self.plan.heads.head_dim, self.tokens);
         let norm_label = format!("{label}_norm");
-        let mut y = self.project(label, linear, x)?;
+        let mut y = self.project(label, linear, x, 1.0)?;
         if let Some((norm, QkNormOver::FullWidth)) = norm {
             let weight = self.store.norm(norm, &[1, heads * head_dim, 1, 1], 1.0)?;
             let weight = self.b.weight(&format!("{norm_label}_weight"), &weight);
@@ -300,16 +312,16 @@ impl Lowering<'_, '_> {
         self.b.pad_last(&format!("{label}_padded"), &rows, self.plan.heads.width)
     }
 
-    fn mlp(&mut self, mlp: &decoder::Mlp, x: &Var) -> Done<Var> {
-        let decoder::Mlp { intermediate: _, gate, up, down, activation } = mlp;
-        let gate = self.project("gate", gate, x)?;
-        let up = self.project("up", up, x)?;
+    /// What goes into the MLP's last projection.
+    fn gated(&mut self, mlp: &decoder::Mlp, x: &Var) -> Done<Var> {
+        let decoder::Mlp { intermediate: _, gate, up, down: _, activation } = mlp;
+        let gate = self.project("gate", gate, x, 1.0)?;
+        let up = self.project("up", up, x, 1.0)?;
         let gate = match activation {
             Activation::Silu => self.b.silu("gate_silu", &gate),
             Activation::GeluTanh => self.b.gelu_tanh("gate_gelu", &gate),
         };
-        let gated = self.b.mul("gated", &gate, &up)?;
-        self.project("down", down, &gated)
+        self.b.mul("gated", &gate, &up)
     }
 
     fn head(&mut self, head: &Linear, x: &Var, scale: f32, softcap: Option<f32>) -> Done<()> {
@@ -355,13 +367,11 @@ impl Lowering<'_, '_> {
                 b.output(&format!("{name}_new"), &new)?;
                 continue;
             }
-            let slot = b.fixed_input(cache.slot(), DType::I32, &[1]);
-            let begin = b.index_vector(&format!("{name}_begin"), &[0, 0], &slot, &[0])?;
-            let end_slot = b.add_int(&format!("{name}_end_slot"), &slot, self.tokens as i32)?;
-            let [layers, heads, _, width] =
-                [0, 1, 2, 3].map(|i| before.dim(i).fixed().unwrap_or_default() as i32);
-            let end = b.index_vector(&format!("{name}_end"), &[layers, heads], &end_slot, &[width])?;
-            let after = b.slice_update(&format!("{name}_after"), &before, &new, &begin, &end)?;
+            // Whole, as the caller gives them: arithmetic of integers would leave the engine.
+            let [begin, end] = [cache.slot().to_owned(), format!("{}_end", cache.slot())]
+                .map(|name| b.fixed_input(&name, DType::I32, &[4]));
+            let whole = [true, true, false, true];
+            let after = b.slice_update(&format!("{name}_after"), &before, &new, [&begin, &end], &whole)?;
             b.write_state(name, &after);
             some_row = rows.into_iter().next_back();
         }

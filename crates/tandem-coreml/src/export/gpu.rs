@@ -107,7 +107,7 @@ impl Lowering<'_, '_> {
         let last = self.b.slice("last_token", &x, &[(0, None), (-1, None), (0, None)])?;
         debug_assert_eq!(last.ty.shape(), Some(vec![1, 1, *hidden_size]));
         let x = self.norm("final_norm", final_norm, &last)?;
-        let logits = self.project("logits", head, &x)?;
+        let logits = self.project("logits", head, &x, 1.0)?;
         let logits = self.b.scaled("logits_scaled", &logits, *logit_scale)?;
         let logits = match logit_softcap {
             Some(cap) => self.b.softcap("logits_capped", &logits, *cap)?,
@@ -128,24 +128,36 @@ impl Lowering<'_, '_> {
         } = layer;
         let normed = self.optional_norm("attention_norm", mixer_pre_norm.as_ref(), x)?;
         let mixed = self.attention(attention, plan, &normed)?;
-        let x = self.join("attention", x, &mixed, mixer_post_norm.as_ref(), *residual_scale)?;
+        let x = self.join("o", x, (&attention.o, &mixed), mixer_post_norm.as_ref(), *residual_scale)?;
         let normed = self.optional_norm("mlp_norm", mlp_pre_norm.as_ref(), &x)?;
-        let fed = self.mlp(mlp, &normed)?;
-        self.join("mlp", &x, &fed, mlp_post_norm.as_ref(), *residual_scale)
+        let gated = self.gated(mlp, &normed)?;
+        self.join("down", &x, (&mlp.down, &gated), mlp_post_norm.as_ref(), *residual_scale)
     }
 
-    /// `x + factor * post(added)`.
-    fn join(&mut self, part: &str, x: &Var, added: &Var, post: Option<&Norm>, scale: f32) -> Done<Var> {
+    /// `x + factor * post(linear(input))`.
+    fn join(
+        &mut self,
+        label: &str,
+        x: &Var,
+        (linear, input): (&Linear, &Var),
+        post: Option<&Norm>,
+        scale: f32,
+    ) -> Done<Var> {
         let factor = scale * self.plan.residual;
         let added = match post {
             Some(norm) => {
+                let added = self.project(label, linear, input, 1.0)?;
                 let weight = self.store.norm(norm, &[self.plan.decoder.hidden_size], factor)?;
-                let weight = self.b.weight(&format!("{part}_post_norm_weight"), &weight);
-                rms_norm(&mut self.b, &format!("{part}_post_norm"), added, 2, &weight, norm.eps)?
+                let weight = self.b.weight(&format!("{label}_post_norm_weight"), &weight);
+                rms_norm(&mut self.b, &format!("{label}_post_norm"), &added, 2, &weight, norm.eps)?
             }
-            None => self.b.scaled(&format!("{part}_scaled"), added, factor)?,
+            // Before the product: what comes out may be more than fp16 holds.
+            None => {
+                let input = self.b.scaled(&format!("{label}_scaled"), input, factor)?;
+                self.project(label, linear, &input, factor)?
+            }
         };
-        self.b.add(&format!("{part}_residual"), x, &added)
+        self.b.add(&format!("{label}_residual"), x, &added)
     }
 
     /// A norm of the residual stream, whose factor it takes out.
@@ -160,13 +172,14 @@ impl Lowering<'_, '_> {
         norm.map_or_else(|| Ok(x.clone()), |norm| self.norm(label, norm, x))
     }
 
-    fn project(&mut self, label: &str, linear: &Linear, x: &Var) -> Done<Var> {
+    /// A projection whose input was multiplied by `factor` already.
+    fn project(&mut self, label: &str, linear: &Linear, x: &Var, factor: f32) -> Done<Var> {
         let Linear { weight, bias } = linear;
         let stored = self.store.matrix(weight, None, 0)?;
         let weight = self.b.weight(&format!("{label}_weight"), &stored);
         let bias = match bias {
             Some(bias) => {
-                let bias = self.store.vector(bias, &[stored.shape[0]], 0.0, 1.0)?;
+                let bias = self.store.vector(bias, &[stored.shape[0]], 0.0, factor)?;
                 Some(self.b.weight(&format!("{label}_bias"), &bias))
             }
             None => None,
@@ -182,7 +195,7 @@ impl Lowering<'_, '_> {
             q,
             k,
             v,
-            o,
+            o: _,
             qk_norm,
             rope: _,
             window: _,
@@ -209,21 +222,20 @@ impl Lowering<'_, '_> {
         let mixed = b.reshape("mixed_by_head", &mixed, &by_head)?;
         let mixed = b.transpose("mixed_by_token", &mixed, &[0, 2, 1, 3])?;
         let flat = [Dim::Fixed(1), Dim::ANY, Dim::Fixed(heads * head_dim)];
-        let mixed = b.reshape("mixed_flat", &mixed, &flat)?;
-        self.project("o", o, &mixed)
+        b.reshape("mixed_flat", &mixed, &flat)
     }
 
     /// Writes new rows into the cache; all rows of this layer's keys and values, `[1, kv_heads, slots, head_dim]` each.
     fn cached(&mut self, cache: Cache, keys: &Var, values: &Var) -> Done<[Var; 2]> {
-        let Heads { kv_heads, head_dim, .. } = self.plan.heads;
         let b = &mut self.b;
         let open = self.caches.get_mut(&cache).expect("every layer's cache is open");
         let (first, last) = (open.next as i32, open.next as i32 + 2);
         open.next += 2;
         let rows = b.concat("kv_rows", &[keys, values], 0)?;
         let begin = b.index_vector("kv_begin", &[first, 0], &open.slots[0], &[0])?;
-        let end = b.index_vector("kv_end", &[last, kv_heads as i32], &open.slots[1], &[head_dim as i32])?;
-        let after = b.slice_update("kv_after", &open.value, &rows, &begin, &end)?;
+        let end = b.index_vector("kv_end", &[last, 0], &open.slots[1], &[0])?;
+        let whole = [false, true, false, true];
+        let after = b.slice_update("kv_after", &open.value, &rows, [&begin, &end], &whole)?;
         b.write_state(cache.name(), &after);
         open.value = b.read_state(cache.name(), "kv_read", after.ty);
         let row = |b: &mut Builder, label: &str, index: i32| {
@@ -244,7 +256,7 @@ impl Lowering<'_, '_> {
     ) -> Done<Var> {
         let head_dim = self.plan.heads.head_dim;
         let norm_label = format!("{label}_norm");
-        let mut y = self.project(label, linear, x)?;
+        let mut y = self.project(label, linear, x, 1.0)?;
         if let Some((norm, QkNormOver::FullWidth)) = norm {
             let weight = self.store.norm(norm, &[heads * head_dim], 1.0)?;
             let weight = self.b.weight(&format!("{norm_label}_weight"), &weight);
@@ -263,15 +275,15 @@ impl Lowering<'_, '_> {
         turned(&mut self.b, label, &y, 3, [rotary, head_dim], &self.turns[&rope])
     }
 
-    fn mlp(&mut self, mlp: &decoder::Mlp, x: &Var) -> Done<Var> {
-        let decoder::Mlp { intermediate: _, gate, up, down, activation } = mlp;
-        let gate = self.project("gate", gate, x)?;
-        let up = self.project("up", up, x)?;
+    /// What goes into the MLP's last projection.
+    fn gated(&mut self, mlp: &decoder::Mlp, x: &Var) -> Done<Var> {
+        let decoder::Mlp { intermediate: _, gate, up, down: _, activation } = mlp;
+        let gate = self.project("gate", gate, x, 1.0)?;
+        let up = self.project("up", up, x, 1.0)?;
         let gate = match activation {
             Activation::Silu => self.b.silu("gate_silu", &gate),
             Activation::GeluTanh => self.b.gelu_tanh("gate_gelu", &gate),
         };
-        let gated = self.b.mul("gated", &gate, &up)?;
-        self.project("down", down, &gated)
+        self.b.mul("gated", &gate, &up)
     }
 }

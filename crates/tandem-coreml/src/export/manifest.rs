@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use tandem_model::decoder::{Rope, RopeScaling};
 
+use crate::audit::{self, Audit, Chip, UnitCounts, Verdict};
+use crate::trace::{Activations, LayerRange};
+
 /// Version of the manifest.
 pub const FORMAT: u32 = 1;
 
@@ -40,10 +43,97 @@ pub struct Manifest {
     pub logits: Vec<LogitsPart>,
     /// The residual stream is kept at this factor, so that it stays within fp16. It is in the embedding already.
     pub residual_factor: f32,
+    /// How large the model's values are, before that factor, on a text.
+    pub activations: ActivationFacts,
     /// Files of the checkpoint that lie beside the packages.
     pub tokenizer: Vec<String>,
-    /// What the operator audit says; absent until it has been run.
-    pub audit: Option<serde_json::Value>,
+    /// What the operator audit says of all packages together.
+    pub audit: AuditFacts,
+}
+
+/// Largest magnitudes on a text, to three digits, or why they are not known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationFacts {
+    /// Of the exporter's own text.
+    Traced(Activations),
+    /// The model was not run, for this reason.
+    NotTraced(String),
+}
+
+/// The operator audit of the packages. It judges how they fit the Neural Engine, also where they are made for the GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AuditFacts {
+    /// Which state of the rules, see [`RULES_VERSION`](crate::audit::RULES_VERSION).
+    pub rules_version: u32,
+    /// Largest share that was allowed off the engine, 0 to 1.
+    pub max_fallback: f64,
+    /// The worst of all chips: `pass`, `over-limit` or `failed`.
+    pub verdict: String,
+    /// One for each chip.
+    pub devices: Vec<DeviceFacts>,
+}
+
+/// The audit for one chip: the worst verdict, and operators of all packages and functions by where they are predicted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct DeviceFacts {
+    pub device: String,
+    pub verdict: String,
+    pub ane: u64,
+    pub uncertain: u64,
+    pub unknown: u64,
+    pub gpu_cpu: u64,
+}
+
+impl ActivationFacts {
+    pub(super) fn traced(range: &Activations) -> Self {
+        // Further digits depend on the machine's `exp`, and two exports shall be the same bytes.
+        let rounded = |value: f32| -> f32 { format!("{value:.2e}").parse().unwrap_or(value) };
+        let layer = |layer: &LayerRange| LayerRange {
+            residual: rounded(layer.residual),
+            inside: rounded(layer.inside),
+            at: layer.at.clone(),
+        };
+        let layers = range.layers.iter().map(layer).collect();
+        Self::Traced(Activations { tokens: range.tokens, embedding: rounded(range.embedding), layers })
+    }
+}
+
+impl AuditFacts {
+    pub(super) fn new(audits: &[Audit], options: &audit::Options) -> Self {
+        let functions = || audits.iter().flat_map(|audit| &audit.functions);
+        let device = |&chip: &Chip| {
+            let here =
+                functions().flat_map(|function| &function.devices).filter(|device| device.device == chip);
+            let mut facts = DeviceFacts {
+                device: chip.name().into(),
+                verdict: String::new(),
+                ane: 0,
+                uncertain: 0,
+                unknown: 0,
+                gpu_cpu: 0,
+            };
+            let mut worst = Verdict::Pass;
+            for summary in here {
+                let UnitCounts { ane, uncertain, unknown, gpu_cpu } = summary.operators;
+                facts.ane += ane;
+                facts.uncertain += uncertain;
+                facts.unknown += unknown;
+                facts.gpu_cpu += gpu_cpu;
+                worst = worst.max(summary.verdict);
+            }
+            facts.verdict = worst.name().into();
+            facts
+        };
+        let worst = audits.iter().map(|audit| audit.verdict).max().unwrap_or(Verdict::Failed);
+        Self {
+            rules_version: audit::RULES_VERSION,
+            max_fallback: options.max_fallback,
+            verdict: worst.name().into(),
+            devices: options.devices.iter().map(device).collect(),
+        }
+    }
 }
 
 /// Which model this is.
@@ -86,8 +176,9 @@ pub struct CacheFacts {
     /// The input `[1, 1, tokens, slots + tokens]` that says which slots and which new rows each token sees
     /// (`[1, 1, tokens, slots]`, new rows in their slots, for `gpu`).
     pub mask: String,
-    /// The input that holds the slot of the first new row; absent with `io`. For `gpu` a second one, with `_end` after the
-    /// name, holds the slot after the last new row.
+    /// The input that holds the slot of the first new row, and with `_end` after the name that of the slot after the last
+    /// row that a call writes; absent with `io`. For `ane` each is `int32[4]` with the slot third and zeros around it, for
+    /// `gpu` `int32[1]`.
     pub slot: Option<String>,
     /// Position `p` lies in slot `p mod slots`.
     pub slots: usize,

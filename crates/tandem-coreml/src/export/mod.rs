@@ -21,11 +21,16 @@ use tandem_model::decoder::{Decoder, WeightUse};
 
 pub use options::{ExportOptions, KvForm, Opset, Quant, Target};
 
+use crate::audit;
 use crate::error::CoremlError;
 use crate::mil::{Metadata, Model};
-use crate::package::{PackageWriter, Staging};
+use crate::package::{Package, PackageWriter, Staging};
+use crate::trace;
 use ane::Role;
-use manifest::{CacheFacts, Embedding, LogitsPart, Manifest, ModelFacts, PackageFacts, RopeFacts};
+use manifest::{
+    ActivationFacts, AuditFacts, CacheFacts, Embedding, LogitsPart, Manifest, ModelFacts, PackageFacts,
+    RopeFacts,
+};
 use plan::{Cache, Plan};
 use store::Store;
 
@@ -37,27 +42,64 @@ const MANIFEST: &str = "tandem.json";
 /// Told how far an export is: values stored, and all there are.
 pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
-/// Exports a network into the new folder `out`. `companions` are files to put beside the packages (the tokenizer's).
+/// What is exported.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// What the network is.
+    pub decoder: &'a Decoder,
+    /// Its tensors.
+    pub weights: &'a Weights,
+    /// What the range of its activations is traced on.
+    pub sample: Sample<'a>,
+    /// Files to put beside the packages (the tokenizer's).
+    pub companions: &'a [&'a Path],
+}
+
+/// What the range of a model's activations is traced on.
+#[derive(Debug, Clone, Copy)]
+pub enum Sample<'a> {
+    /// [`trace::SAMPLE`] in tokens of the model.
+    Tokens(&'a [u32]),
+    /// Nothing, for this reason; what families need is then a guess.
+    Without(&'a str),
+}
+
+/// Exports a network into the new folder `out`.
 ///
 /// # Errors
 /// [`CoremlError::Refused`] for what does not go together or cannot be exported yet, by name; [`CoremlError::Io`].
 /// Nothing is left behind then.
 pub fn export(
-    decoder: &Decoder,
-    weights: &Weights,
-    companions: &[&Path],
+    source: Source<'_>,
     out: &Path,
     options: &ExportOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Manifest, CoremlError> {
-    let plan = Plan::new(decoder, options)?;
+    let Source { decoder, weights, sample, companions } = source;
+    let mut plan = Plan::new(decoder, options)?;
     let staging = Staging::create(out)?;
-    let total: usize =
-        decoder.weight_uses().iter().map(|WeightUse { shape, .. }| shape.iter().product::<usize>()).sum();
+    let values = |uses: &[WeightUse<'_>]| -> u64 {
+        uses.iter().map(|WeightUse { shape, .. }| shape.iter().product::<usize>() as u64).sum()
+    };
+    let uses = decoder.weight_uses();
+    // Tracing reads all but the embedding, which comes first, and the head, which comes last.
+    let traced = match sample {
+        Sample::Tokens(_) => values(&uses[1..uses.len() - 1]),
+        Sample::Without(_) => 0,
+    };
+    let total = values(&uses) + traced;
     let mut done = 0;
     let mut advance = |values: usize| {
         done += values as u64;
-        progress(done.min(total as u64), total as u64);
+        progress(done.min(total), total);
+    };
+    let activations = match sample {
+        Sample::Tokens(tokens) => {
+            let range = trace::trace(decoder, weights, tokens, &mut advance)?;
+            plan.fit(&range)?;
+            ActivationFacts::traced(&range)
+        }
+        Sample::Without(reason) => ActivationFacts::NotTraced(reason.to_owned()),
     };
     let embedding = match options.target {
         Target::Ane => Some(write_embedding(&plan, weights, staging.path(), &mut advance)?),
@@ -73,11 +115,20 @@ pub fn export(
         fs::copy(file, staging.path().join(name)).map_err(CoremlError::writing(&out.join(name)))?;
         tokenizer.push(name.to_string_lossy().into_owned());
     }
-    let manifest = facts(&plan, weights, packages, embedding, tokenizer);
+    let audit = audited(&packages, staging.path())?;
+    let manifest = facts(&plan, weights, Made { packages, embedding, tokenizer, activations, audit });
     let json = serde_json::to_string_pretty(&manifest).expect("strings and numbers") + "\n";
     staging.write(MANIFEST, json.as_bytes())?;
     staging.commit(out)?;
     Ok(manifest)
+}
+
+/// What the operator audit says of what was written.
+fn audited(packages: &[PackageFacts], folder: &Path) -> Result<AuditFacts, CoremlError> {
+    let options = audit::Options::default();
+    let audit = |facts: &PackageFacts| audit::audit(&Package::open(&folder.join(&facts.file))?, &options);
+    let audits: Vec<_> = packages.iter().map(audit).collect::<Result<_, _>>()?;
+    Ok(AuditFacts::new(&audits, &options))
 }
 
 fn write_package(
@@ -160,13 +211,17 @@ fn write_embedding(
     Ok(Embedding { file: EMBEDDING.into(), rows: table.rows, columns: table.cols })
 }
 
-fn facts(
-    plan: &Plan<'_>,
-    weights: &Weights,
+/// What an export consists of, and what was learned on the way.
+struct Made {
     packages: Vec<PackageFacts>,
     embedding: Option<Embedding>,
     tokenizer: Vec<String>,
-) -> Manifest {
+    activations: ActivationFacts,
+    audit: AuditFacts,
+}
+
+fn facts(plan: &Plan<'_>, weights: &Weights, made: Made) -> Manifest {
+    let Made { packages, embedding, tokenizer, activations, audit } = made;
     let ExportOptions { target, context, prefill, quant, group, chunks: _, kv, head_parts: _, opset } =
         plan.options;
     let decoder = plan.decoder;
@@ -210,7 +265,8 @@ fn facts(
         ropes: plan.ropes.iter().enumerate().map(rope).collect(),
         logits: plan.head_parts.iter().enumerate().map(part).collect(),
         residual_factor: plan.residual,
+        activations,
         tokenizer,
-        audit: None,
+        audit,
     }
 }

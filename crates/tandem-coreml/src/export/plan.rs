@@ -6,6 +6,7 @@ use tandem_model::decoder::{Attention, Decoder, Layer, Mixer, Rope};
 
 use super::options::{ExportOptions, Target};
 use crate::error::CoremlError;
+use crate::trace::{Activations, LayerRange};
 
 /// Longest axis on engines of the M1 to M3 generations; later ones take four times as much.
 const LONGEST_AXIS: usize = 16_384;
@@ -13,9 +14,12 @@ const LONGEST_AXIS: usize = 16_384;
 const STATE_WIDTH: usize = 32;
 /// Packages above this size are split.
 const LARGEST_PACKAGE: usize = 1 << 30;
-/// Residual streams that grow beyond fp16 on real weights (Gemma's) are kept at this factor, a power of two, which costs no
-/// precision.
-const RESIDUAL_FACTOR: f32 = 1.0 / 32.0;
+/// The largest number that fp16 holds.
+const LARGEST_HALF: f32 = 65_504.0;
+/// How many times what the sample text needs a residual stream has room for.
+const ROOM: f32 = 4.0;
+/// Factor of residual streams that were not traced and may grow beyond fp16 on real weights (Gemma's).
+const UNTRACED_FACTOR: f32 = 1.0 / 32.0;
 
 /// A decoder with the decisions that its export needs.
 #[derive(Debug)]
@@ -32,7 +36,7 @@ pub(super) struct Plan<'a> {
     pub chunks: Vec<Range<usize>>,
     /// Rows of each part of the head.
     pub head_parts: Vec<Range<usize>>,
-    /// What the residual stream is multiplied by.
+    /// What the residual stream is multiplied by: a power of two, which costs no precision.
     pub residual: f32,
 }
 
@@ -187,8 +191,34 @@ impl<'a> Plan<'a> {
             ring,
             chunks: chunks(decoder, options)?,
             head_parts: even(decoder.vocab_size, parts),
-            residual: residual_factor(decoder),
+            residual: untraced_factor(decoder),
         })
+    }
+
+    /// Chooses the residual stream's factor by what the activations were on real text.
+    ///
+    /// # Errors
+    /// [`CoremlError::Refused`] where fp16 cannot hold what a layer computes.
+    pub fn fit(&mut self, activations: &Activations) -> Result<(), CoremlError> {
+        for (i, LayerRange { inside, at, .. }) in activations.layers.iter().enumerate() {
+            if *inside > LARGEST_HALF {
+                return Err(CoremlError::refused(
+                    format!(
+                        "layer {i} computes {inside:.3e} ({at}) for plain English text, and fp16 holds up to {LARGEST_HALF}"
+                    ),
+                    "run this model with another engine, or export it as it is with --no-trace",
+                ));
+            }
+        }
+        let largest = activations.residual();
+        if !largest.is_finite() {
+            return Err(CoremlError::refused(
+                "this model's values are not finite for plain English text",
+                "check the checkpoint, or export it as it is with --no-trace",
+            ));
+        }
+        self.residual = traced_factor(largest);
+        Ok(())
     }
 
     /// Slots of a cache.
@@ -261,20 +291,38 @@ fn even(total: usize, parts: usize) -> Vec<Range<usize>> {
     (0..parts).map(|i| i * total / parts..(i + 1) * total / parts).collect()
 }
 
-/// Only networks that norm what enters and what leaves each half of a layer can be scaled at no cost; the others keep
-/// their residual streams small.
-fn residual_factor(decoder: &Decoder) -> f32 {
+/// The largest power of two up to 1 that leaves room above `largest`.
+fn traced_factor(largest: f32) -> f32 {
+    let mut factor = 1.0;
+    while largest * factor * ROOM > LARGEST_HALF {
+        factor /= 2.0;
+    }
+    factor
+}
+
+/// Only networks that norm what enters and what leaves each half of a layer are known to grow beyond fp16, and they can be
+/// scaled at no cost.
+fn untraced_factor(decoder: &Decoder) -> f32 {
     let sandwiched = decoder.layers.iter().all(|layer| {
         [&layer.mixer_pre_norm, &layer.mixer_post_norm, &layer.mlp_pre_norm, &layer.mlp_post_norm]
             .iter()
             .all(|norm| norm.is_some())
     });
-    if sandwiched { RESIDUAL_FACTOR } else { 1.0 }
+    if sandwiched { UNTRACED_FACTOR } else { 1.0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn factors_leave_room_and_are_no_smaller_than_they_must() {
+        for (largest, expected) in
+            [(0.0, 1.0), (16376.0, 1.0), (16377.0, 0.5), (65504.0, 0.25), (800_000.0, 1.0 / 64.0)]
+        {
+            assert_eq!(traced_factor(largest), expected, "{largest}");
+        }
+    }
 
     #[test]
     fn parts_are_even_and_whole() {

@@ -10,8 +10,9 @@ use std::process::Command;
 use serde::Deserialize;
 use tandem_coreml::CoremlError;
 use tandem_coreml::export::manifest::Manifest;
-use tandem_coreml::export::{ExportOptions, Target, export};
-use tandem_model::Checkpoint;
+use tandem_coreml::export::{ExportOptions, Sample, Source, Target, export};
+use tandem_model::decoder::Decoder;
+use tandem_model::{Checkpoint, Weights};
 
 pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
@@ -37,7 +38,19 @@ pub fn tiny(target: Target) -> ExportOptions {
 
 pub fn try_export(name: &str, out: &Path, options: &ExportOptions) -> Result<Manifest, CoremlError> {
     let (decoder, weights) = Checkpoint::open_network(&fixtures().join(name))?;
-    export(&decoder, &weights, &[], out, options, &mut |_, _| {})
+    export(source(&decoder, &weights), out, options, &mut |_, _| {})
+}
+
+/// A network whose weights are random, and so are the tokens that its range is traced on.
+pub fn source<'a>(decoder: &'a Decoder, weights: &'a Weights) -> Source<'a> {
+    Source { decoder, weights, sample: Sample::Tokens(&[3, 1, 4, 1, 5, 9, 2, 6]), companions: &[] }
+}
+
+/// A network that adds `factor` times as much to its residual stream.
+pub fn scaled(decoder: &Decoder, factor: f32) -> Decoder {
+    let mut decoder = decoder.clone();
+    decoder.layers.iter_mut().for_each(|layer| layer.residual_scale *= factor);
+    decoder
 }
 
 /// The Python of the judged tier, or `None` outside it.

@@ -104,7 +104,9 @@ class Session:
             seen = np.concatenate([old, new], axis=1)
             inputs[cache["mask"]] = np.where(seen, 0, facts["mask_value"])[None, None].astype(np.float16)
             if cache["slot"]:
-                inputs[cache["slot"]] = np.array([start % cache["slots"]], np.int32)
+                slot = start % cache["slots"]
+                inputs[cache["slot"]] = np.array([0, 0, slot, 0], np.int32)
+                inputs[cache["slot"] + "_end"] = np.array([0, 0, slot + size, 0], np.int32)
         hidden = self.embedding[padded].T[None, :, None, :]
         outputs = {}
         for program, states in zip(self.programs, self.states):

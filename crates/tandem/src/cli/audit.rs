@@ -21,6 +21,10 @@ pub struct AuditArgs {
     #[arg(long)]
     pub strict: bool,
 
+    /// On a Mac: do not ask Core ML where it would run each operator
+    #[arg(long)]
+    pub no_plan: bool,
+
     /// Print one JSON object with every operator; what is not known is null
     #[arg(long)]
     pub json: bool,

@@ -60,6 +60,11 @@ pub struct ExportArgs {
     #[arg(long, value_enum, default_value_t = OpsetArg::Ios18)]
     pub opset: OpsetArg,
 
+    /// Do not run the model on a short text to learn how large its values become; tandem.json then says that they are not
+    /// known, and families that are known to need more than fp16 are scaled by guess
+    #[arg(long)]
+    pub no_trace: bool,
+
     #[command(flatten)]
     pub dummy: DummyArgs,
 }

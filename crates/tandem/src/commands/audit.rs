@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use tandem_coreml::audit::placement::{Placement, placement};
 use tandem_coreml::audit::{Audit, Chip, Confidence, Effect, FunctionAudit, Options, Shares, audit};
 
 use crate::cli::AuditArgs;
@@ -14,12 +15,17 @@ use crate::package::{open, plain};
 /// Places that are named before the rest is only counted.
 const PLACES: usize = 4;
 
+/// Differences between plan and prediction that are named before the rest is only counted.
+const DIFFERENCES: usize = 20;
+
 /// As `--json` shows it.
 #[derive(Serialize)]
 struct Report {
     package: String,
     #[serde(flatten)]
     audit: Audit,
+    /// What Core ML plans; null where it was not asked.
+    placement: Option<Placement>,
 }
 
 pub fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
@@ -27,18 +33,30 @@ pub fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
     let options =
         Options { devices: args.device.0.clone(), max_fallback: args.max_fallback.0, strict: args.strict };
     let audit = audit(&package, &options)?;
+    let placement = match args.no_plan {
+        true => None,
+        false => placement(&args.package, &audit).unwrap_or_else(|why| {
+            eprintln!("note: no plan of Core ML to compare with: {}", plain(&why));
+            None
+        }),
+    };
     let code = ExitCode::from(audit.verdict.exit_code());
     let package = args.package.display().to_string();
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&Report { package, audit })?)?;
+        writeln!(out, "{}", serde_json::to_string(&Report { package, audit, placement })?)?;
     } else {
-        print(&mut out, &package, &audit)?;
+        print(&mut out, &package, &audit, placement.as_ref())?;
     }
     Ok(code)
 }
 
-fn print(out: &mut impl Write, package: &str, audit: &Audit) -> std::io::Result<()> {
+fn print(
+    out: &mut impl Write,
+    package: &str,
+    audit: &Audit,
+    placement: Option<&Placement>,
+) -> std::io::Result<()> {
     for function in &audit.functions {
         print_totals(out, package, function)?;
         print_devices(out, function)?;
@@ -50,7 +68,44 @@ fn print(out: &mut impl Write, package: &str, audit: &Audit) -> std::io::Result<
             writeln!(out, "{} on {}: {}", plain(&function.name), list(&devices), reasons.join("; "))?;
         }
     }
+    if let Some(placement) = placement {
+        print_placement(out, placement)?;
+    }
     writeln!(out, "verdict: {} (predicted by rules; nothing was run)", audit.verdict.name())
+}
+
+/// Where Core ML would run the operators, and where that is not what was predicted.
+fn print_placement(out: &mut impl Write, placement: &Placement) -> std::io::Result<()> {
+    let beside = placement.compared.map_or_else(|| "the worst chip".into(), |chip| chip.to_string());
+    let machine = plain(&placement.machine);
+    for function in &placement.functions {
+        let on: Vec<String> =
+            function.on.iter().map(|(on, count)| format!("{count} on {}", on.name())).collect();
+        writeln!(
+            out,
+            "Core ML's plan for {} on this {machine}: {}, {} not named",
+            plain(&function.function),
+            on.join(", "),
+            function.not_planned
+        )?;
+        writeln!(out, "  differs from what is predicted for {beside}: {}", function.differences.len())?;
+        for difference in function.differences.iter().take(DIFFERENCES) {
+            let layer = difference.layer.as_ref().map_or_else(String::new, |layer| format!("{layer}: "));
+            writeln!(
+                out,
+                "    {}: predicted {} ({}), planned {}",
+                plain(&format!("{layer}{} {}", difference.op, difference.name)),
+                difference.predicted.name(),
+                difference.rule,
+                difference.on.name()
+            )?;
+        }
+        match function.differences.len().saturating_sub(DIFFERENCES) {
+            0 => writeln!(out)?,
+            more => writeln!(out, "    and {more} more, with --json\n")?,
+        }
+    }
+    Ok(())
 }
 
 fn print_totals(out: &mut impl Write, package: &str, function: &FunctionAudit) -> std::io::Result<()> {

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
-use tandem_coreml::export::manifest::Manifest;
-use tandem_coreml::export::{ExportOptions, KvForm, Opset, Quant, Target, export};
+use tandem_coreml::export::manifest::{ActivationFacts, DeviceFacts, Manifest};
+use tandem_coreml::export::{ExportOptions, KvForm, Opset, Quant, Sample, Source, Target, export};
+use tandem_coreml::trace;
 
 use crate::cli::{ExportArgs, ExportQuant, KvArg, OpsetArg, TargetArg};
 use crate::measure::size;
@@ -40,10 +41,21 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     };
     let companions: Vec<&Path> = companions.iter().map(PathBuf::as_path).collect();
     let mut progress = progress::load("exporting");
-    let manifest =
-        export(&checkpoint.decoder, &checkpoint.weights, &companions, out, &options, &mut |done, total| {
-            progress(done as f32 / total.max(1) as f32);
-        })?;
+    let tokens = checkpoint.tokenizer.encode(trace::SAMPLE, true)?;
+    let sample = match args {
+        ExportArgs { no_trace: true, .. } => Sample::Without("--no-trace was given"),
+        _ if path.is_none() => Sample::Without("the weights are random (--dummy-weights)"),
+        _ => Sample::Tokens(&tokens),
+    };
+    let source = Source {
+        decoder: &checkpoint.decoder,
+        weights: &checkpoint.weights,
+        sample,
+        companions: &companions,
+    };
+    let manifest = export(source, out, &options, &mut |done, total| {
+        progress(done as f32 / total.max(1) as f32);
+    })?;
     progress(1.0);
     if path.is_some_and(|path| path.is_file()) {
         eprintln!("note: the tokenizer stays in the .gguf file; keep it beside the packages");
@@ -101,6 +113,30 @@ fn summary(manifest: &Manifest, out: &Path) -> String {
             file.display(),
             package.first_layer,
             size(package.weight_bytes)
+        );
+    }
+    text += &match &manifest.activations {
+        ActivationFacts::Traced(range) => format!(
+            "activations: up to {} in the residual stream on {} tokens of text; kept at {} of that\n",
+            range.residual(),
+            range.tokens,
+            manifest.residual_factor
+        ),
+        ActivationFacts::NotTraced(reason) => {
+            format!(
+                "activations: not known, {reason}; residual stream kept at {}\n",
+                manifest.residual_factor
+            )
+        }
+    };
+    if manifest.target == "ane" {
+        let worst = |of: fn(&DeviceFacts) -> u64| manifest.audit.devices.iter().map(of).max().unwrap_or(0);
+        text += &format!(
+            "audit: {} (at worst {} operators off the engine, {} uncertain, {} unknown; predicted by rules)\n",
+            manifest.audit.verdict,
+            worst(|device| device.gpu_cpu),
+            worst(|device| device.uncertain),
+            worst(|device| device.unknown)
         );
     }
     text

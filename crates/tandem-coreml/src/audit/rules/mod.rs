@@ -117,6 +117,9 @@ impl Check {
     }
 }
 
+/// Counts the changes of the rules: what one state of them says need not hold for the next.
+pub const RULES_VERSION: u32 = 2;
+
 /// All rules.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     let tables = [
