@@ -5,6 +5,7 @@ use tandem_engine::EngineError;
 use crate::MlxDevice;
 use crate::array::{Result, failed};
 use crate::ffi::bridge;
+use crate::kernels;
 
 /// What MLX says of the device it computes on.
 ///
@@ -27,9 +28,12 @@ pub fn device() -> Result<MlxDevice> {
     };
     let number = |name: &str| facts.iter().find(|fact| fact.name == name).map(|fact| fact.number);
     let total = number("memory_size").or_else(|| number("total_memory")).filter(|bytes| *bytes > 0);
+    let architecture = text("architecture");
     Ok(MlxDevice {
         version: library,
         gpu,
+        own_kernels: kernels::are_for(architecture.as_deref()),
+        architecture,
         name: text("device_name").or_else(|| text("architecture")),
         memory: total,
         usable: number("free_memory").or_else(|| number("max_recommended_working_set_size")).or(total),
