@@ -280,6 +280,11 @@ impl Module {
         Self(bridge::module_of(name, code))
     }
 
+    /// Makes its nodes cheaper to build, from its first run on.
+    pub fn shorten(&mut self) {
+        bridge::shorten(self.0.pin_mut());
+    }
+
     /// A node that runs it, and what it makes. Inputs that are not in row-major order are copied first.
     pub fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
         let Launch { inputs, outputs, integers, floats, grid, threads, shared } = launch;

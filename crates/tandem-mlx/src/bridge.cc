@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -402,6 +403,27 @@ rust::Vec<uint8_t> compile_cuda(
 
 std::unique_ptr<Module> module_of(rust::Str name, rust::Slice<const uint8_t> code) {
   return std::make_unique<Module>(Module{std::string(name), std::string(code.begin(), code.end())});
+}
+
+// MLX knows a loaded module by its name and the hash of its code, and copies and hashes the code, tens of kilobytes, for
+// every node. Once it is loaded, eight bytes of the same hash do as well: libstdc++'s hash, for which they are found here, takes
+// eight bytes to eight without loss.
+void shorten(Module& module) {
+  constexpr uint64_t factor = 0xc6a4a7935bd1e995, seed = 0xc70f6907;
+  uint64_t inverse = factor;  // modulo 2^64, by Newton's method
+  for (int i = 0; i < 6; ++i) {
+    inverse *= 2 - factor * inverse;
+  }
+  const auto unmix = [](uint64_t value) { return value ^ value >> 47; };
+  const std::hash<std::string> hash;
+  const uint64_t mixed = unmix(unmix(hash(module.code)) * inverse);
+  const uint64_t block = unmix((mixed * inverse ^ seed ^ 8 * factor) * inverse) * inverse;
+  std::string twin(sizeof block, 0);
+  std::memcpy(twin.data(), &block, sizeof block);
+  // Another library's hash leaves the code as it is.
+  if (hash(twin) == hash(module.code)) {
+    module.code = std::move(twin);
+  }
 }
 
 std::unique_ptr<Arrays> launch(

@@ -102,6 +102,8 @@ Handle maximum(const Array& a);
 // `source` for the architecture ("sm_90"), with those names defined ("X=1"). Throws what the compiler says.
 rust::Vec<uint8_t> compile_cuda(rust::Str source, rust::Str architecture, const rust::Vec<rust::String>& defines);
 std::unique_ptr<Module> module_of(rust::Str name, rust::Slice<const uint8_t> code);
+// For a module that has run: lets its nodes carry eight bytes in place of its code.
+void shorten(Module& module);
 // A node that runs the kernel. Its parameters are the inputs, the outputs, the integers, the floats.
 std::unique_ptr<Arrays> launch(
     const Module& module,

@@ -3,7 +3,7 @@
 use tandem_engine::EngineError;
 
 use crate::MlxDevice;
-use crate::array::{Result, failed};
+use crate::array::{Array, Dtype, Result, evaluate, failed};
 use crate::ffi::bridge;
 use crate::kernels;
 
@@ -37,6 +37,18 @@ pub fn device() -> Result<MlxDevice> {
         name: text("device_name").or_else(|| text("architecture")),
         memory: total,
         usable: number("free_memory").or_else(|| number("max_recommended_working_set_size")).or(total),
+    })
+}
+
+/// # Errors
+/// [`EngineError::Device`] if MLX cannot compute: one built for CUDA does not without a GPU.
+pub(crate) fn computes() -> Result<()> {
+    let one = Array::from_u32(&[1])?.as_type(Dtype::F32);
+    one.and_then(|one| evaluate([&one])).map_err(|error| match error {
+        EngineError::Device(what) => EngineError::Device(format!(
+            "{what}. hint: an MLX for CUDA needs a GPU that it can use (does nvidia-smi see one?); or take --engine cpu"
+        )),
+        other => other,
     })
 }
 

@@ -13,7 +13,7 @@ use tandem_model::Weights;
 use tandem_model::decoder::{Decoder, Mixer, Role};
 
 use crate::array::{Array, Dtype, Result, buffer_bytes, evaluate_async, failed};
-use crate::device::{device, limit};
+use crate::device::{computes, device, limit};
 use crate::ffi::bridge;
 use crate::forward::{self, Forward, How, Part};
 use crate::kernels::Kernels;
@@ -104,6 +104,7 @@ impl MlxEngine {
         let context = options.context.unwrap_or(decoder.max_context);
         fits_context(context, decoder.max_context)?;
         let device = device()?;
+        computes()?;
         let float = compute_type(&formats, options.exact);
         let shape = KvShape { layers: kv_layers(decoder), float };
         let weight_bytes = held_bytes(decoder, &weights, options.quant, float)?;

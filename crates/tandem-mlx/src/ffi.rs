@@ -131,6 +131,7 @@ pub(crate) mod bridge {
 
         fn compile_cuda(source: &str, architecture: &str, defines: &Vec<String>) -> Result<Vec<u8>>;
         fn module_of(name: &str, code: &[u8]) -> UniquePtr<Module>;
+        fn shorten(module: Pin<&mut Module>);
         fn launch(
             module: &Module,
             inputs: &Arrays,

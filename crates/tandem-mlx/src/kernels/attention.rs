@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::array::{Array, Dtype, Launch, Module, Result, evaluate};
-use crate::kernels::{ROWS, SLOTS, slots};
+use crate::kernels::{LAUNCHES, ROWS, SLOTS, slots};
 use crate::kv::Kv;
 use crate::turns::Turn;
 
@@ -84,26 +84,33 @@ impl Build {
 /// The kernels that were built, and the counters by which the blocks of a launch know their last.
 pub(crate) struct Attention {
     modules: BTreeMap<Build, Module>,
-    counters: Array,
+    /// For each launch of a step that may run beside another.
+    counters: Vec<Array>,
 }
 
 impl Attention {
     /// For shapes with at most `heads` query heads.
     pub fn new(modules: BTreeMap<Build, Module>, heads: usize) -> Result<Self> {
-        let counters = Array::from_u32(&vec![0; ROWS * heads])?;
-        evaluate([&counters])?;
+        let counters = (0..LAUNCHES).map(|_| Array::from_u32(&vec![0; ROWS * heads]));
+        let counters = counters.collect::<Result<Vec<Array>>>()?;
+        evaluate(&counters)?;
         Ok(Self { modules, counters })
+    }
+
+    /// Once each has run.
+    pub fn shorten(&mut self) {
+        self.modules.values_mut().for_each(Module::shorten);
     }
 
     /// `[rows, heads * dim]`; the new keys and values are in the sequences' buffers once that is computed. `None` if no
     /// kernel is there for it.
     pub fn apply(&self, decode: &Decode<'_>) -> Result<Option<Array>> {
-        if decode.turn.factor.is_some() {
+        if decode.turn.factor.is_some() || decode.rows.len() > ROWS * LAUNCHES {
             return Ok(None);
         }
         let mut outputs = Vec::new();
         for (at, rows) in decode.rows.chunks(ROWS).enumerate() {
-            let Some(out) = self.launch(decode, at * ROWS, rows)? else { return Ok(None) };
+            let Some(out) = self.launch(decode, at, rows)? else { return Ok(None) };
             outputs.push(out);
         }
         let out = match outputs.as_slice() {
@@ -113,7 +120,7 @@ impl Attention {
         Ok(Some(out))
     }
 
-    fn launch(&self, decode: &Decode<'_>, begin: usize, rows: &[NewToken<'_>]) -> Result<Option<Array>> {
+    fn launch(&self, decode: &Decode<'_>, at: usize, rows: &[NewToken<'_>]) -> Result<Option<Array>> {
         let Heads { heads, kv_heads, dim } = decode.heads;
         let Some((build, module)) =
             Build::of(decode.heads, rows.len()).and_then(|build| Some((build, self.modules.get(&build)?)))
@@ -123,9 +130,9 @@ impl Attention {
         let qkv = if decode.rows.len() == rows.len() {
             decode.qkv.clone()
         } else {
-            decode.qkv.slice([begin, 0], [begin + rows.len(), (heads + 2 * kv_heads) * dim])?
+            decode.qkv.slice([at * ROWS, 0], [at * ROWS + rows.len(), (heads + 2 * kv_heads) * dim])?
         };
-        let mut inputs = vec![&qkv, &decode.turn.wavelengths, &self.counters];
+        let mut inputs = vec![&qkv, &decode.turn.wavelengths, &self.counters[at]];
         let mut integers = Vec::new();
         // Slots without a sequence name the first once more; no block comes to them.
         for NewToken { kv, first, position } in

@@ -9,7 +9,7 @@ use crate::forward::{self, How, Part};
 use crate::kernels::attention::{self, Attention, Decode, Heads, NewToken};
 use crate::kernels::choose::{self, Choose};
 use crate::kernels::product::{self, After, Matrix, Product, Products, SHARED};
-use crate::kernels::{Kernels, ROWS, are_for};
+use crate::kernels::{Kernels, ROWS, SLOTS, are_for};
 use crate::kv::{CHUNK, KvShape};
 use crate::load::Held;
 use crate::lower::{Input, Layer, Model, Norm};
@@ -137,11 +137,15 @@ impl Trial<'_> {
         let broken = self.choice == KernelChoice::Broken;
         let modules =
             compiled("tandem_product", builds, |build, arch| build.compile(arch, broken), self.arch())?;
-        let products = Products(modules);
+        let mut products = Products(modules);
+        for (_, product) in &wanted {
+            // All the memory it may ever take.
+            compare(&products, product, 1, SHARED).map_err(|error| error.to_string())?;
+        }
+        products.shorten();
         for (build, product) in &wanted {
-            // The first launch of each with all the memory it may ever take.
-            for (rows, shared) in [(1, SHARED), (3, 0), (4, 0), (ROWS, 0)] {
-                let error = compare(&products, product, rows, shared).map_err(|error| error.to_string())?;
+            for rows in [1, 3, 4, ROWS] {
+                let error = compare(&products, product, rows, 0).map_err(|error| error.to_string())?;
                 if !(error <= TOLERANCE) {
                     let Matrix { rows: height, cols, .. } = product.matrix;
                     return Err(format!(
@@ -177,9 +181,17 @@ impl Trial<'_> {
         let compile = |build: attention::Build, arch: &str| build.compile(arch, broken);
         let modules = compiled("tandem_attention", builds.into_iter(), compile, self.arch())?;
         let most = shapes.iter().map(|(heads, ..)| heads.heads).max().unwrap_or(1);
-        let attention = Attention::new(modules, most).map_err(|error| error.to_string())?;
+        let mut attention = Attention::new(modules, most).map_err(|error| error.to_string())?;
+        for (heads, rope, scale) in &shapes {
+            for slots in SLOTS {
+                self.compare_attention(&attention, *heads, *rope, *scale, &vec![1; slots])
+                    .map_err(|e| e.to_string())?;
+            }
+        }
+        attention.shorten();
+        let many: Vec<usize> = (0..ROWS + 3).map(|i| 37 * i + 1).collect();
         for (heads, rope, scale) in shapes {
-            for lengths in [&[40usize][..], &[1, 700, 33], &[5, 64, 65, 200, 31, 32, 1, 1000]] {
+            for lengths in [&many[..], &[40], &[1, 700, 33], &[5, 64, 65, 200, 31, 32, 1, 1000]] {
                 let error = self
                     .compare_attention(&attention, heads, rope, scale, lengths)
                     .map_err(|e| e.to_string())?;
@@ -288,7 +300,11 @@ impl Trial<'_> {
             }
             Ok(true)
         };
-        let choose = Choose::new(modules).map_err(|error| error.to_string())?;
+        let mut choose = Choose::new(modules).map_err(|error| error.to_string())?;
+        for slots in SLOTS {
+            right(&choose, slots).map_err(|error| error.to_string())?;
+        }
+        choose.shorten();
         for rows in [1, 1, 3, ROWS, ROWS + 2] {
             if !right(&choose, rows).map_err(|error| error.to_string())? {
                 return Err(format!("the kernel chose another than the host of {rows} rows"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::array::{Array, Dtype, Launch, Module, Result, evaluate};
-use crate::kernels::{ROWS, SLOTS, slots};
+use crate::kernels::{LAUNCHES, ROWS, SLOTS, slots};
 
 const SOURCE: &str = concat!(include_str!("device.cuh"), include_str!("choose.cu"));
 // As in the source.
@@ -22,8 +22,8 @@ pub(crate) struct Chosen {
 /// The kernels, by the number of rows they are built for, and what the blocks of a launch share.
 pub(crate) struct Choose {
     modules: BTreeMap<usize, Module>,
-    best: Array,
-    counters: Array,
+    /// By launch, several of which may run side by side: the largest yet, and how many blocks are done.
+    shared: Vec<[Array; 2]>,
 }
 
 pub(crate) fn compile(slots: usize, architecture: &str, broken: bool) -> Result<Vec<u8>> {
@@ -40,18 +40,24 @@ impl Choose {
     }
 
     pub fn new(modules: BTreeMap<usize, Module>) -> Result<Self> {
-        let (best, counters) = (Array::from_u32(&[0; 2 * ROWS])?, Array::from_u32(&[0; ROWS])?);
-        evaluate([&best, &counters])?;
-        Ok(Self { modules, best, counters })
+        let both = |_| Ok([Array::from_u32(&[0; 2 * ROWS])?, Array::from_u32(&[0; ROWS])?]);
+        let shared = (0..LAUNCHES).map(both).collect::<Result<Vec<_>>>()?;
+        evaluate(shared.iter().flatten())?;
+        Ok(Self { modules, shared })
+    }
+
+    /// Once each has run.
+    pub fn shorten(&mut self) {
+        self.modules.values_mut().for_each(Module::shorten);
     }
 
     /// Of logits `[rows, vocab]` in bfloat16; `None` if no kernel is there for it.
     pub fn apply(&self, logits: &Array, rows: usize, vocab: usize) -> Result<Option<Chosen>> {
-        if !vocab.is_multiple_of(8) {
+        if !vocab.is_multiple_of(8) || rows > ROWS * LAUNCHES {
             return Ok(None);
         }
         let (mut ids, mut told) = (Vec::new(), Vec::new());
-        for begin in (0..rows).step_by(ROWS) {
+        for ([best, counters], begin) in self.shared.iter().zip((0..rows).step_by(ROWS)) {
             let count = ROWS.min(rows - begin);
             let Some((slots, module)) =
                 slots(count).and_then(|slots| Some((slots, self.modules.get(&slots)?)))
@@ -68,7 +74,7 @@ impl Choose {
             let all = [count];
             outputs[0].1 = &all;
             let mut out = module.launch(&Launch {
-                inputs: &[&own, &self.best, &self.counters],
+                inputs: &[&own, best, counters],
                 outputs: &outputs,
                 integers: &[vocab],
                 floats: &[],

@@ -20,8 +20,8 @@ use crate::kernels::product::{Product, Products};
 /// Most rows of a product, and sequences of an attention, in one launch.
 pub(crate) const ROWS: usize = 8;
 
-/// Most rows whose largest logits are chosen eight at a time.
-const CHOSEN: usize = 64;
+/// Most launches of a kernel for eight rows side by side, for steps of more.
+pub(crate) const LAUNCHES: usize = 8;
 
 /// Numbers of rows that kernels with parameters for each row are built for.
 pub(crate) const SLOTS: [usize; 3] = [1, 4, ROWS];
@@ -69,8 +69,8 @@ impl Kernels {
     /// The largest logits of `[rows, vocab]`, if a kernel is there for it.
     pub fn choose(&self, logits: &Array, rows: usize, vocab: usize) -> Result<Option<Chosen>> {
         match &self.choose {
-            Some(choose) if rows <= CHOSEN => choose.apply(logits, rows, vocab),
-            _ => Ok(None),
+            Some(choose) => choose.apply(logits, rows, vocab),
+            None => Ok(None),
         }
     }
 

@@ -106,6 +106,11 @@ impl Build {
 pub(crate) struct Products(pub BTreeMap<Build, Module>);
 
 impl Products {
+    /// Once each has run.
+    pub fn shorten(&mut self) {
+        self.0.values_mut().for_each(Module::shorten);
+    }
+
     /// `[rows, width]` in bfloat16, which everything is in; `None` if no kernel is there for it.
     pub fn apply(&self, product: &Product<'_>) -> Result<Option<Array>> {
         self.launch(product, 0)
