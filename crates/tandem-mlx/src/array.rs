@@ -160,6 +160,15 @@ impl Array {
         made(bridge::matmul_transposed(&self.0, &w.0))
     }
 
+    pub fn matmul(&self, other: &Array) -> Result<Self> {
+        made(bridge::matmul(&self.0, &other.0))
+    }
+
+    /// Over the last axis.
+    pub fn softmax(&self) -> Result<Self> {
+        made(bridge::softmax(&self.0))
+    }
+
     /// `self wᵀ` for a quantized `w`.
     pub fn quantized_matmul(&self, w: &Quantized) -> Result<Self> {
         let Quantized { values, scales, biases, group, bits } = w;
@@ -237,6 +246,61 @@ impl Array {
     }
 }
 
+/// A CUDA kernel in machine code.
+pub(crate) struct Module(UniquePtr<bridge::Module>);
+
+/// How a kernel runs.
+pub(crate) struct Launch<'a> {
+    pub inputs: &'a [&'a Array],
+    /// What it makes: format and shape.
+    pub outputs: &'a [(Dtype, &'a [usize])],
+    /// Its parameters behind the arrays.
+    pub integers: &'a [usize],
+    /// Its parameters behind the integers.
+    pub floats: &'a [f32],
+    /// Blocks.
+    pub grid: [usize; 3],
+    /// Threads of a block.
+    pub threads: usize,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+}
+
+impl Module {
+    /// Machine code of `source` for an architecture such as `sm_90`, with those names defined. Any thread may do this.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] with the compiler's words.
+    pub fn compile(source: &str, architecture: &str, defines: &[String]) -> Result<Vec<u8>> {
+        bridge::compile_cuda(source, architecture, &defines.to_vec()).map_err(|error| failed(&error))
+    }
+
+    /// The function `name` of that code.
+    pub fn of(name: &str, code: &[u8]) -> Self {
+        Self(bridge::module_of(name, code))
+    }
+
+    /// Makes its nodes cheaper to build, from its first run on.
+    pub fn shorten(&mut self) {
+        bridge::shorten(self.0.pin_mut());
+    }
+
+    /// A node that runs it, and what it makes. Inputs that are not in row-major order are copied first.
+    pub fn launch(&self, launch: &Launch<'_>) -> Result<Vec<Array>> {
+        let Launch { inputs, outputs, integers, floats, grid, threads, shared } = launch;
+        let all = |sizes: &[usize]| sizes.iter().map(|size| int(*size)).collect::<Result<Vec<i32>>>();
+        let mut made_of = Vec::with_capacity(outputs.len());
+        for (dtype, shape) in *outputs {
+            made_of.push(bridge::Output { dtype: *dtype, shape: all(shape)? });
+        }
+        let how = bridge::Launch { grid: ints(*grid)?, threads: int(*threads)?, shared: int(*shared)? };
+        let inputs = listed(inputs.iter().copied());
+        let out = bridge::launch(&self.0, &inputs, &made_of, &all(integers)?, floats, &how)
+            .map_err(|error| failed(&error))?;
+        (0..outputs.len()).map(|index| made(bridge::at(&out, index))).collect()
+    }
+}
+
 /// A matrix in MLX's affine groups: value `i` of a row is `scale * q + bias`.
 pub(crate) struct Quantized {
     /// `[rows, cols * bits / 32]` of u32.
@@ -256,6 +320,12 @@ impl Quantized {
         let parts = bridge::quantize(&matrix.0, group, bits).map_err(|error| failed(&error))?;
         let part = |index| made(bridge::at(&parts, index));
         Ok(Self { values: part(0)?, scales: part(1)?, biases: part(2)?, group, bits })
+    }
+
+    /// As floats in the format of the scales.
+    pub fn dequantize(&self) -> Result<Array> {
+        let Quantized { values, scales, biases, group, bits } = self;
+        made(bridge::dequantize(&values.0, &scales.0, &biases.0, *group, *bits))
     }
 
     /// The rows that `indices` names, as floats in the format of the scales.

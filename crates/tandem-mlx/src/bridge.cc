@@ -1,7 +1,10 @@
 #include "tandem-mlx/src/bridge.h"
 
+#include <dlfcn.h>
+
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -114,6 +117,10 @@ size_t cache_memory() {
   return mx::get_cache_memory();
 }
 
+void clear_cache() {
+  mx::clear_cache();
+}
+
 void set_memory_limit(size_t bytes) {
   mx::set_memory_limit(bytes);
 }
@@ -157,6 +164,15 @@ Handle share(const Array& a) {
 Handle from_bytes(rust::Slice<const uint8_t> bytes, Dtype dtype, Ints shape) {
   // As bytes first: MLX would convert the elements of a typed range one by one.
   Array raw(bytes.data(), {static_cast<int>(bytes.size())}, mx::uint8);
+#ifndef __APPLE__
+  // On NVIDIA these bytes lie in managed memory, which moves page by page and may be taken from the device again: weights go
+  // to the device's own. `raw` is held meanwhile, or its memory would be used for the result.
+  if (bytes.size() >= 1 << 20 && mx::default_device() == mx::Device::gpu) {
+    Array moved = mx::bitwise_or(raw, Array(0, mx::uint8));
+    moved.eval();
+    return hand(mx::reshape(mx::view(moved, dtype_of(dtype)), shape_of(shape)));
+  }
+#endif
   return hand(mx::reshape(mx::view(raw, dtype_of(dtype)), shape_of(shape)));
 }
 
@@ -247,6 +263,14 @@ Handle gate_gelu(const Array& gate, const Array& up, bool fuse) {
   return hand((fuse ? fused({gate, up}) : gelu({gate, up}))[0]);
 }
 
+Handle matmul(const Array& a, const Array& b) {
+  return hand(mx::matmul(a, b));
+}
+
+Handle softmax(const Array& a) {
+  return hand(mx::softmax(a, -1, true));
+}
+
 Handle matmul_transposed(const Array& x, const Array& w) {
   return hand(mx::matmul(x, mx::transpose(w)));
 }
@@ -308,6 +332,128 @@ Handle argmax(const Array& a) {
 
 Handle maximum(const Array& a) {
   return hand(mx::max(a, -1));
+}
+
+namespace {
+
+// NVRTC of the CUDA that MLX is linked with; MLX has it loaded.
+struct Compiler {
+  void* library = dlopen("libnvrtc.so.13", RTLD_NOW);
+
+  template <typename... Args>
+  int call(const char* name, Args... args) const {
+    void* function = library ? dlsym(library, name) : nullptr;
+    if (!function) {
+      throw std::runtime_error(std::string(name) + " of libnvrtc.so.13 was not found");
+    }
+    return reinterpret_cast<int (*)(Args...)>(function)(args...);
+  }
+};
+
+} // namespace
+
+rust::Vec<uint8_t> compile_cuda(
+    rust::Str source, rust::Str architecture, const rust::Vec<rust::String>& defines) {
+  static const Compiler compiler;
+  std::vector<std::string> options{"--gpu-architecture=" + std::string(architecture)};
+  for (const auto& define : defines) {
+    options.push_back("-D" + std::string(define));
+  }
+  std::vector<const char*> pointers;
+  for (const auto& option : options) {
+    pointers.push_back(option.c_str());
+  }
+  void* program = nullptr;
+  const std::string text(source);
+  int failed = compiler.call(
+      "nvrtcCreateProgram",
+      &program,
+      text.c_str(),
+      "kernel.cu",
+      0,
+      static_cast<const char* const*>(nullptr),
+      static_cast<const char* const*>(nullptr));
+  if (failed) {
+    throw std::runtime_error("nvrtcCreateProgram failed with " + std::to_string(failed));
+  }
+  size_t size = 0;
+  std::string log;
+  rust::Vec<uint8_t> code;
+  failed = compiler.call(
+      "nvrtcCompileProgram", program, static_cast<int>(pointers.size()), static_cast<const char* const*>(pointers.data()));
+  if (failed) {
+    compiler.call("nvrtcGetProgramLogSize", program, &size);
+    log.resize(size);
+    compiler.call("nvrtcGetProgramLog", program, log.data());
+  } else {
+    failed = compiler.call("nvrtcGetCUBINSize", program, &size);
+    std::string bytes(size, 0);
+    failed = failed ? failed : compiler.call("nvrtcGetCUBIN", program, bytes.data());
+    code.reserve(size);
+    for (char byte : bytes) {
+      code.push_back(static_cast<uint8_t>(byte));
+    }
+  }
+  compiler.call("nvrtcDestroyProgram", &program);
+  if (failed) {
+    throw std::runtime_error("NVRTC failed with " + std::to_string(failed) + ": " + log);
+  }
+  return code;
+}
+
+std::unique_ptr<Module> module_of(rust::Str name, rust::Slice<const uint8_t> code) {
+  return std::make_unique<Module>(Module{std::string(name), std::string(code.begin(), code.end())});
+}
+
+// MLX knows a loaded module by its name and the hash of its code, and copies and hashes the code, tens of kilobytes, for
+// every node. Once it is loaded, eight bytes of the same hash do as well: libstdc++'s hash, for which they are found here, takes
+// eight bytes to eight without loss.
+void shorten(Module& module) {
+  constexpr uint64_t factor = 0xc6a4a7935bd1e995, seed = 0xc70f6907;
+  uint64_t inverse = factor;  // modulo 2^64, by Newton's method
+  for (int i = 0; i < 6; ++i) {
+    inverse *= 2 - factor * inverse;
+  }
+  const auto unmix = [](uint64_t value) { return value ^ value >> 47; };
+  const std::hash<std::string> hash;
+  const uint64_t mixed = unmix(unmix(hash(module.code)) * inverse);
+  const uint64_t block = unmix((mixed * inverse ^ seed ^ 8 * factor) * inverse) * inverse;
+  std::string twin(sizeof block, 0);
+  std::memcpy(twin.data(), &block, sizeof block);
+  // Another library's hash leaves the code as it is.
+  if (hash(twin) == hash(module.code)) {
+    module.code = std::move(twin);
+  }
+}
+
+std::unique_ptr<Arrays> launch(
+    const Module& module,
+    const Arrays& inputs,
+    rust::Slice<const Output> outputs,
+    Ints integers,
+    rust::Slice<const float> floats,
+    const Launch& launch) {
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (const auto& output : outputs) {
+    shapes.emplace_back(output.shape.begin(), output.shape.end());
+    dtypes.push_back(dtype_of(output.dtype));
+  }
+  std::vector<mx::fast::ScalarArg> scalars(integers.begin(), integers.end());
+  scalars.insert(scalars.end(), floats.begin(), floats.end());
+  auto made = mx::fast::precompiled_cuda_kernel(
+      module.name,
+      module.code,
+      inputs.all,
+      shapes,
+      dtypes,
+      scalars,
+      {launch.grid[0] * launch.threads, launch.grid[1], launch.grid[2]},
+      {launch.threads, 1, 1},
+      launch.shared,
+      std::nullopt,
+      true);
+  return std::make_unique<Arrays>(Arrays{std::move(made)});
 }
 
 } // namespace tandem_mlx

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "mlx/array.h"
@@ -18,8 +19,16 @@ struct Arrays {
   std::vector<Array> all;
 };
 
+// A CUDA kernel in machine code.
+struct Module {
+  std::string name;
+  std::string code;
+};
+
 enum class Dtype : std::uint8_t;
 struct Fact;
+struct Output;
+struct Launch;
 
 rust::String header_version();
 rust::String library_version();
@@ -27,6 +36,7 @@ rust::String library_version();
 bool choose_device();
 rust::Vec<Fact> device_facts();
 size_t cache_memory();
+void clear_cache();
 void set_memory_limit(size_t bytes);
 void set_cache_limit(size_t bytes);
 void set_wired_limit(size_t bytes);
@@ -63,6 +73,9 @@ Handle softcap(const Array& a, float cap);
 // act(gate) * up, in one kernel if `fuse`.
 Handle gate_silu(const Array& gate, const Array& up, bool fuse);
 Handle gate_gelu(const Array& gate, const Array& up, bool fuse);
+Handle matmul(const Array& a, const Array& b);
+// Over the last axis.
+Handle softmax(const Array& a);
 // x w^T
 Handle matmul_transposed(const Array& x, const Array& w);
 Handle quantized_matmul(
@@ -85,5 +98,19 @@ Handle attention_capped(
 // Over the last axis.
 Handle argmax(const Array& a);
 Handle maximum(const Array& a);
+
+// `source` for the architecture ("sm_90"), with those names defined ("X=1"). Throws what the compiler says.
+rust::Vec<uint8_t> compile_cuda(rust::Str source, rust::Str architecture, const rust::Vec<rust::String>& defines);
+std::unique_ptr<Module> module_of(rust::Str name, rust::Slice<const uint8_t> code);
+// For a module that has run: lets its nodes carry eight bytes in place of its code.
+void shorten(Module& module);
+// A node that runs the kernel. Its parameters are the inputs, the outputs, the integers, the floats.
+std::unique_ptr<Arrays> launch(
+    const Module& module,
+    const Arrays& inputs,
+    rust::Slice<const Output> outputs,
+    Ints integers,
+    rust::Slice<const float> floats,
+    const Launch& launch);
 
 } // namespace tandem_mlx

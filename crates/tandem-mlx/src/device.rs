@@ -3,8 +3,9 @@
 use tandem_engine::EngineError;
 
 use crate::MlxDevice;
-use crate::array::{Result, failed};
+use crate::array::{Array, Dtype, Result, evaluate, failed};
 use crate::ffi::bridge;
+use crate::kernels;
 
 /// What MLX says of the device it computes on.
 ///
@@ -27,12 +28,27 @@ pub fn device() -> Result<MlxDevice> {
     };
     let number = |name: &str| facts.iter().find(|fact| fact.name == name).map(|fact| fact.number);
     let total = number("memory_size").or_else(|| number("total_memory")).filter(|bytes| *bytes > 0);
+    let architecture = text("architecture");
     Ok(MlxDevice {
         version: library,
         gpu,
+        own_kernels: kernels::are_for(architecture.as_deref()),
+        architecture,
         name: text("device_name").or_else(|| text("architecture")),
         memory: total,
         usable: number("free_memory").or_else(|| number("max_recommended_working_set_size")).or(total),
+    })
+}
+
+/// # Errors
+/// [`EngineError::Device`] if MLX cannot compute: one built for CUDA does not without a GPU.
+pub(crate) fn computes() -> Result<()> {
+    let one = Array::from_u32(&[1])?.as_type(Dtype::F32);
+    one.and_then(|one| evaluate([&one])).map_err(|error| match error {
+        EngineError::Device(what) => EngineError::Device(format!(
+            "{what}. hint: an MLX for CUDA needs a GPU that it can use (does nvidia-smi see one?); or take --engine cpu"
+        )),
+        other => other,
     })
 }
 

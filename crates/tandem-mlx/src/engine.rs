@@ -12,10 +12,12 @@ use tandem_engine::{
 use tandem_model::Weights;
 use tandem_model::decoder::{Decoder, Mixer, Role};
 
-use crate::array::{Array, Dtype, Result, buffer_bytes, evaluate_async};
-use crate::device::{device, limit};
+use crate::array::{Array, Dtype, Result, buffer_bytes, evaluate_async, failed};
+use crate::device::{computes, device, limit};
 use crate::ffi::bridge;
-use crate::forward::{self, Part};
+use crate::forward::{self, Forward, How, Part};
+use crate::kernels::Kernels;
+use crate::kernels::check::{self, Trial};
 use crate::kv::{Kv, KvShape, capacity_for};
 use crate::load::{bytes_of, compute_type};
 use crate::lower::{Model, held_bytes, lower, supports};
@@ -57,6 +59,7 @@ pub struct MlxEngine {
     kv_limit: u64,
     /// Whether small operations are compiled into one: on a GPU. On a CPU that would need a compiler at run time.
     fuse: bool,
+    kernels: Kernels,
     sequences: BTreeMap<SeqId, Sequence>,
     outstanding: BTreeMap<Ticket, Step>,
     /// What MLX kept beside weights and caches when the last step was collected.
@@ -101,10 +104,11 @@ impl MlxEngine {
         let context = options.context.unwrap_or(decoder.max_context);
         fits_context(context, decoder.max_context)?;
         let device = device()?;
+        computes()?;
         let float = compute_type(&formats, options.exact);
         let shape = KvShape { layers: kv_layers(decoder), float };
         let weight_bytes = held_bytes(decoder, &weights, options.quant, float)?;
-        let scratch = scratch_bytes(decoder, options.max_step_tokens, bytes_of(float));
+        let scratch = scratch_bytes(decoder, options.max_step_tokens, bytes_of(float), device.gpu);
         // With the buffers of half the size that the last growth copies from.
         let one_sequence = shape.bytes(capacity_for(context, 0, context)) / 2 * 3;
         let available = options.memory_budget.or(device.usable.filter(|_| device.gpu)).unwrap_or(u64::MAX);
@@ -124,13 +128,25 @@ impl MlxEngine {
             limit(available, available.min(device.usable.unwrap_or(available)), scratch.max(available / 16))?;
         }
         let (model, ropes) = lower(decoder, &weights, float, options.quant, progress)?;
+        bridge::clear_cache().map_err(|error| failed(&error))?;
         let weight_bytes = buffer_bytes(model.arrays())?;
         let kv_limit = available.saturating_sub(weight_bytes).saturating_sub(scratch);
+        let ropes = Ropes::new(ropes, float)?;
+        let chosen = check::choose(&Trial {
+            model: &model,
+            shape: &shape,
+            turns: ropes.turns(context)?,
+            architecture: device.architecture.as_deref(),
+            choice: options.kernels,
+            max_batch: options.max_batch,
+            context,
+        });
+        let check::Chosen { kernels, report } = chosen;
         let name = device.name.unwrap_or_else(|| if device.gpu { "GPU" } else { "CPU" }.to_owned());
         Ok(Self {
             capabilities: Capabilities {
                 engine: "mlx".into(),
-                device: format!("{name}, MLX {}", device.version),
+                device: format!("{name}, MLX {}{report}", device.version),
                 kind: Kind::Dynamic { max_step_tokens: options.max_step_tokens },
                 context,
                 vocab_size: decoder.vocab_size,
@@ -145,10 +161,11 @@ impl MlxEngine {
             weights,
             weight_bytes,
             model,
-            ropes: Ropes::new(ropes, float)?,
+            ropes,
             shape,
             kv_limit,
             fuse: device.gpu,
+            kernels,
             sequences: BTreeMap::new(),
             outstanding: BTreeMap::new(),
             scratch: 0,
@@ -246,11 +263,14 @@ impl MlxEngine {
 
     /// Builds and starts the graph of a step.
     fn start(&self, rows: &[Row], fed: &[Vec<Token>], parts: &mut [Part]) -> Result<Step> {
-        let logits = forward::run(&self.model, parts, &ids(fed)?, self.fuse)?;
+        let how = How { fuse: self.fuse, kernels: &self.kernels };
+        let Forward { logits, last } = forward::run(&self.model, parts, &ids(fed)?, how)?;
         let lines = parts.iter().map(|part| part.logits).sum();
         let greedy = |row: &Row| matches!(&row.want, Want::Sample(spec) if spec.is_argmax());
         let choices = match &logits {
-            Some(logits) if rows.iter().any(greedy) => Some(Rc::new(Choices::of(logits, lines)?)),
+            Some(logits) if rows.iter().any(greedy) => {
+                Some(Rc::new(Choices::of(logits, lines, self.model.vocab, &self.kernels)?))
+            }
             _ => None,
         };
         let mut line = 0;
@@ -272,8 +292,11 @@ impl MlxEngine {
             Outcome::Logits(logits, _) => Some(logits),
             _ => None,
         });
-        let chosen = choices.iter().flat_map(|choices| [&choices.ids, &choices.logits]);
-        evaluate_async(parts.iter().flat_map(|part| part.kv.arrays()).chain(wanted).chain(chosen))?;
+        let chosen = choices.iter().flat_map(|choices| choices.arrays());
+        let last = Some(&last).filter(|_| logits.is_none());
+        evaluate_async(
+            parts.iter().flat_map(|part| part.kv.arrays()).chain(wanted).chain(chosen).chain(last),
+        )?;
         Ok(step)
     }
 
@@ -333,13 +356,16 @@ fn kv_layers(decoder: &Decoder) -> Vec<(usize, usize)> {
 }
 
 /// About what a step of `tokens` tokens needs beside weights and KV.
-fn scratch_bytes(decoder: &Decoder, tokens: usize, float: u64) -> u64 {
+/// `dense`: its largest quantized matrix may be made floats.
+fn scratch_bytes(decoder: &Decoder, tokens: usize, float: u64, dense: bool) -> u64 {
     let widest = decoder.layers.iter().map(|layer| {
         let Mixer::Attention(attention) = &layer.mixer;
         2 * (attention.heads + 2 * attention.kv_heads) * attention.head_dim + 3 * layer.mlp.intermediate
     });
     let values = 4 * decoder.hidden_size + widest.max().unwrap_or(0);
-    (values * tokens) as u64 * float + 8 * decoder.vocab_size as u64
+    let gates = decoder.layers.iter().map(|layer| 2 * layer.mlp.intermediate * decoder.hidden_size);
+    let floats = if dense { gates.max().unwrap_or(0) as u64 * float } else { 0 };
+    (values * tokens) as u64 * float + 8 * decoder.vocab_size as u64 + floats
 }
 
 impl Engine for MlxEngine {

@@ -22,6 +22,19 @@ pub(crate) mod bridge {
         number: u64,
     }
 
+    /// What a kernel makes.
+    struct Output {
+        dtype: Dtype,
+        shape: Vec<i32>,
+    }
+
+    /// How a kernel runs: blocks, threads of a block, bytes of dynamic shared memory.
+    struct Launch {
+        grid: [i32; 3],
+        threads: i32,
+        shared: i32,
+    }
+
     // SAFETY: each function of bridge.h takes and gives what is declared here (cxx checks the signatures when it is
     // compiled), keeps no reference after it returns, and may be called from any thread that owns its arguments.
     unsafe extern "C++" {
@@ -29,12 +42,14 @@ pub(crate) mod bridge {
 
         type Array;
         type Arrays;
+        type Module;
 
         fn header_version() -> String;
         fn library_version() -> String;
         fn choose_device() -> Result<bool>;
         fn device_facts() -> Result<Vec<Fact>>;
         fn cache_memory() -> usize;
+        fn clear_cache() -> Result<()>;
         fn set_memory_limit(bytes: usize) -> Result<()>;
         fn set_cache_limit(bytes: usize) -> Result<()>;
         fn set_wired_limit(bytes: usize) -> Result<()>;
@@ -66,6 +81,8 @@ pub(crate) mod bridge {
         fn softcap(a: &Array, cap: f32) -> Result<UniquePtr<Array>>;
         fn gate_silu(gate: &Array, up: &Array, fuse: bool) -> Result<UniquePtr<Array>>;
         fn gate_gelu(gate: &Array, up: &Array, fuse: bool) -> Result<UniquePtr<Array>>;
+        fn matmul(a: &Array, b: &Array) -> Result<UniquePtr<Array>>;
+        fn softmax(a: &Array) -> Result<UniquePtr<Array>>;
         fn matmul_transposed(x: &Array, w: &Array) -> Result<UniquePtr<Array>>;
         fn quantized_matmul(
             x: &Array,
@@ -111,5 +128,17 @@ pub(crate) mod bridge {
         ) -> Result<UniquePtr<Array>>;
         fn argmax(a: &Array) -> Result<UniquePtr<Array>>;
         fn maximum(a: &Array) -> Result<UniquePtr<Array>>;
+
+        fn compile_cuda(source: &str, architecture: &str, defines: &Vec<String>) -> Result<Vec<u8>>;
+        fn module_of(name: &str, code: &[u8]) -> UniquePtr<Module>;
+        fn shorten(module: Pin<&mut Module>);
+        fn launch(
+            module: &Module,
+            inputs: &Arrays,
+            outputs: &[Output],
+            integers: &[i32],
+            floats: &[f32],
+            launch: &Launch,
+        ) -> Result<UniquePtr<Arrays>>;
     }
 }

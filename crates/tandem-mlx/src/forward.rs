@@ -9,8 +9,11 @@ use std::rc::Rc;
 use tandem_model::decoder::{Activation, QkNormOver};
 
 use crate::array::{Array, Dtype, Result};
+use crate::kernels::Kernels;
+use crate::kernels::attention::{Decode, Heads, NewToken};
+use crate::kernels::product::After;
 use crate::kv::Kv;
-use crate::lower::{Attention, Layer, Model, Norm};
+use crate::lower::{Attention, Input, Layer, Mlp, Model, Norm, Projection};
 use crate::turns::{Turn, Turns};
 
 /// One sequence's part of a step.
@@ -26,28 +29,42 @@ pub(crate) struct Part {
     pub logits: usize,
 }
 
-/// Builds the graph that writes the new tokens' keys and values and computes the wanted logits, `[wanted, vocab]`.
-/// `fuse`: whether MLX may compile small operations into one.
-pub(crate) fn run(model: &Model, parts: &mut [Part], ids: &Array, fuse: bool) -> Result<Option<Array>> {
-    let mut step = Step::new(parts, fuse)?;
+/// What a device does beyond MLX's plain operations.
+#[derive(Clone, Copy)]
+pub(crate) struct How<'a> {
+    /// Whether MLX may compile small operations into one.
+    pub fuse: bool,
+    pub kernels: &'a Kernels,
+}
+
+/// A step's graph.
+pub(crate) struct Forward {
+    /// The wanted ones, `[wanted, vocab]`.
+    pub logits: Option<Array>,
+    /// With this, all keys and values are written.
+    pub last: Array,
+}
+
+/// Builds the graph that writes the new tokens' keys and values and computes the wanted logits.
+pub(crate) fn run(model: &Model, parts: &mut [Part], ids: &Array, how: How<'_>) -> Result<Forward> {
+    let mut step = Step::new(parts, how)?;
     let mut x = model.embedding.rows(ids)?;
     if model.embedding_scale != 1.0 {
         x = x.scale(model.embedding_scale)?;
     }
-    let last = model.layers.len() - 1;
+    let mut last = x.clone();
     for (i, layer) in model.layers.iter().enumerate() {
-        let normed = norm(layer.mixer_pre_norm.as_ref(), &x)?;
-        let mut attended = step.attend(i, &layer.attention, &normed, parts)?;
-        if i == last {
+        let mut attended = step.attend(i, layer, &x, parts)?;
+        if i + 1 == model.layers.len() {
+            last = attended.clone();
             // Nothing after this mixes tokens: go on with the wanted ones.
-            let Some(wanted) = step.wanted.take() else { return Ok(None) };
+            let Some(wanted) = step.wanted.take() else { return Ok(Forward { logits: None, last }) };
             (x, attended) = (wanted.of(&x)?, wanted.of(&attended)?);
             step.tokens = wanted.count;
         }
         x = step.finish(layer, &x, &attended)?;
     }
-    let normed = norm(Some(&model.final_norm), &x)?;
-    let mut logits = model.head.project(&normed)?;
+    let mut logits = step.input(&x, Some(&model.final_norm)).times(&model.head, model.vocab, model.hidden)?;
     if let Some(bias) = &model.head_bias {
         logits = logits.add(bias)?;
     }
@@ -57,11 +74,7 @@ pub(crate) fn run(model: &Model, parts: &mut [Part], ids: &Array, fuse: bool) ->
     if let Some(cap) = model.logit_softcap {
         logits = logits.softcap(cap)?;
     }
-    Ok(Some(logits))
-}
-
-fn norm(norm: Option<&Norm>, x: &Array) -> Result<Array> {
-    norm.map_or_else(|| Ok(x.clone()), |Norm { weight, eps }| x.rms_norm(weight, *eps))
+    Ok(Forward { logits: Some(logits), last })
 }
 
 /// Lines of a step's matrices that go on after the last attention.
@@ -78,20 +91,22 @@ impl Wanted {
 }
 
 /// What all layers need to know of a step.
-struct Step {
+struct Step<'a> {
+    how: How<'a>,
     tokens: usize,
     /// Each part's lines.
     lines: Vec<Range<usize>>,
     wanted: Option<Wanted>,
-    /// The parts' positions, if each is one token and all turn alike.
+    /// Whether each part is one token and all turn alike.
+    decode: bool,
+    /// The parts' positions, if that is so and there are several.
     together: Option<Array>,
     /// By part and window (0 for none), where a mask is needed.
     masks: Vec<(usize, usize, Array)>,
-    fuse: bool,
 }
 
-impl Step {
-    fn new(parts: &[Part], fuse: bool) -> Result<Self> {
+impl<'a> Step<'a> {
+    fn new(parts: &[Part], how: How<'a>) -> Result<Self> {
         let (mut tokens, mut lines, mut wanted) = (0, Vec::with_capacity(parts.len()), Vec::new());
         for part in parts {
             let end = tokens + part.count;
@@ -111,29 +126,34 @@ impl Step {
             count if count == tokens => Some(Wanted { count, lines: None }),
             count => Some(Wanted { count, lines: Some(Array::from_u32(&wanted)?) }),
         };
-        Ok(Self { tokens, lines, wanted, together, masks: Vec::new(), fuse })
+        Ok(Self { how, tokens, lines, wanted, decode: alike, together, masks: Vec::new() })
+    }
+
+    fn input<'b>(&'b self, x: &'b Array, norm: Option<&'b Norm>) -> Input<'b> {
+        Input { kernels: self.how.kernels, x, rows: self.tokens, norm }
     }
 
     /// Keys and values into the parts' buffers; attention's output, `[tokens, heads * head_dim]`.
-    fn attend(
-        &mut self,
-        index: usize,
-        attention: &Attention,
-        x: &Array,
-        parts: &mut [Part],
-    ) -> Result<Array> {
+    fn attend(&mut self, index: usize, layer: &Layer, x: &Array, parts: &mut [Part]) -> Result<Array> {
+        let attention = &layer.attention;
         let Attention { heads, kv_heads, head_dim, qkv, qk_norm, rope, .. } = attention;
-        let projected = qkv.apply(x, self.tokens)?;
-        let [mut q, mut k, v] = projected
+        let stacks = qkv.stacked(&self.input(x, layer.mixer_pre_norm.as_ref()))?;
+        if let [whole] = stacks.as_slice()
+            && let Some(attended) = self.decode(index, attention, whole, parts)?
+        {
+            return Ok(attended);
+        }
+        let [mut q, mut k, v] = qkv
+            .split(stacks, self.tokens)?
             .try_into()
             .map_err(|_| tandem_engine::EngineError::Model("attention takes three projections".into()))?;
         let by_head = |x: &Array, heads: usize| x.reshape([self.tokens, heads, *head_dim]);
         if let Some(norms) = qk_norm.as_ref().filter(|norms| norms.over == QkNormOver::FullWidth) {
-            (q, k) = (norm(Some(&norms.q), &q)?, norm(Some(&norms.k), &k)?);
+            (q, k) = (Norm::of(Some(&norms.q), &q)?, Norm::of(Some(&norms.k), &k)?);
         }
         let (mut q, mut k, v) = (by_head(&q, *heads)?, by_head(&k, *kv_heads)?, by_head(&v, *kv_heads)?);
         if let Some(norms) = qk_norm.as_ref().filter(|norms| norms.over == QkNormOver::Head) {
-            (q, k) = (norm(Some(&norms.q), &q)?, norm(Some(&norms.k), &k)?);
+            (q, k) = (Norm::of(Some(&norms.q), &q)?, Norm::of(Some(&norms.k), &k)?);
         }
         // Rows of one token each turn here, others one by one below.
         if let (Some(positions), Some(rope)) = (&self.together, rope) {
@@ -167,6 +187,46 @@ impl Step {
             [one] => Ok(one.clone()),
             _ => Array::concatenate(&outputs, 0),
         }
+    }
+
+    /// [`Step::attend`] in one kernel, for queries, keys and values in one matrix.
+    fn decode(
+        &self,
+        index: usize,
+        attention: &Attention,
+        qkv: &Array,
+        parts: &[Part],
+    ) -> Result<Option<Array>> {
+        let Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            qk_norm: None,
+            rope: Some(rope),
+            window,
+            scale,
+            softcap: None,
+            ..
+        } = attention
+        else {
+            return Ok(None);
+        };
+        if !self.decode {
+            return Ok(None);
+        }
+        let first = |part: &Part| window.map_or(0, |window| (part.position + 1).saturating_sub(window));
+        let rows: Vec<NewToken<'_>> = parts
+            .iter()
+            .map(|part| NewToken { kv: &part.kv, first: first(part), position: part.position })
+            .collect();
+        self.how.kernels.attention(&Decode {
+            qkv,
+            heads: Heads { heads: *heads, kv_heads: *kv_heads, dim: *head_dim },
+            scale: *scale,
+            turn: &parts[0].turns.ropes[*rope],
+            layer: index,
+            rows: &rows,
+        })
     }
 
     /// A part's lines of `[tokens, heads, head_dim]` as `[1, heads, count, head_dim]`.
@@ -232,29 +292,44 @@ impl Step {
 
     /// A layer after its attention: output projection and MLP, each added to the residual stream.
     fn finish(&self, layer: &Layer, x: &Array, attended: &Array) -> Result<Array> {
-        let output = layer.attention.o.apply_one(attended, self.tokens)?;
-        let x = added(layer, x, layer.mixer_post_norm.as_ref(), &output)?;
-        let normed = norm(layer.mlp_pre_norm.as_ref(), &x)?;
-        let gate_up = layer.mlp.gate_up.apply(&normed, self.tokens)?;
-        let [gate, up] = gate_up
-            .try_into()
-            .map_err(|_| tandem_engine::EngineError::Model("a gated MLP takes two projections".into()))?;
-        let gated = match layer.mlp.activation {
-            Activation::Silu => gate.gate_silu(&up, self.fuse)?,
-            Activation::GeluTanh => gate.gate_gelu(&up, self.fuse)?,
+        let x = self.added(layer, x, &layer.attention.o, attended, layer.mixer_post_norm.as_ref())?;
+        let Mlp { gate_up, down, activation } = &layer.mlp;
+        let input = self.input(&x, layer.mlp_pre_norm.as_ref());
+        let gated = match gate_up.whole(&input, After::Gate(*activation))? {
+            Some(gated) => gated,
+            None => {
+                let [gate, up] = gate_up.apply(&input)?.try_into().map_err(|_| {
+                    tandem_engine::EngineError::Model("a gated MLP takes two projections".into())
+                })?;
+                match activation {
+                    Activation::Silu => gate.gate_silu(&up, self.how.fuse)?,
+                    Activation::GeluTanh => gate.gate_gelu(&up, self.how.fuse)?,
+                }
+            }
         };
-        let output = layer.mlp.down.apply_one(&gated, self.tokens)?;
-        added(layer, &x, layer.mlp_post_norm.as_ref(), &output)
+        self.added(layer, &x, down, &gated, layer.mlp_post_norm.as_ref())
     }
-}
 
-/// `x + m * post(output)`.
-fn added(layer: &Layer, x: &Array, post: Option<&Norm>, output: &Array) -> Result<Array> {
-    let mut output = norm(post, output)?;
-    if layer.residual_scale != 1.0 {
-        output = output.scale(layer.residual_scale)?;
+    /// `x + m * post(projection(input))`.
+    fn added(
+        &self,
+        layer: &Layer,
+        x: &Array,
+        projection: &Projection,
+        input: &Array,
+        post: Option<&Norm>,
+    ) -> Result<Array> {
+        let input = self.input(input, None);
+        let plain = post.is_none() && layer.residual_scale == 1.0;
+        if plain && let Some(sum) = projection.whole(&input, After::Add(x))? {
+            return Ok(sum);
+        }
+        let mut output = Norm::of(post, &projection.apply_one(&input)?)?;
+        if layer.residual_scale != 1.0 {
+            output = output.scale(layer.residual_scale)?;
+        }
+        x.add(&output)
     }
-    x.add(&output)
 }
 
 fn factored(turn: &Turn, x: &Array) -> Result<Array> {

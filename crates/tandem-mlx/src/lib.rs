@@ -2,8 +2,8 @@
 //!
 //! A bridge of some fifty functions (`ffi`, `bridge.h`) carries what is needed of MLX's C++ API; `array` makes values of
 //! it. Loading turns the stored weights into arrays (`load`) and a [`Decoder`](tandem_model::Decoder) into what a forward
-//! pass walks (`lower`); a step becomes one lazy graph (`forward`) over the sequences' caches (`kv`) and one evaluation,
-//! which a device of its own computes while the host goes on; `engine` keeps the contract's promises around that.
+//! pass walks (`lower`); a step becomes one lazy graph (`forward`) over the sequences' caches (`kv`) and one evaluation, which a device of its own computes while the host goes on; on NVIDIA `kernels` of our own stand in for the operations that
+//! bound decoding, where they are found right and faster; `engine` keeps the contract's promises around that.
 //!
 //! MLX is there if the feature `mlx` is on, or on macOS if it was found. Else the same names say that it is not.
 
@@ -19,6 +19,8 @@ mod engine;
 mod ffi;
 #[cfg(tandem_mlx)]
 mod forward;
+#[cfg(tandem_mlx)]
+mod kernels;
 #[cfg(tandem_mlx)]
 mod kv;
 #[cfg(tandem_mlx)]
@@ -41,7 +43,7 @@ pub use absent::{MlxFactory, device};
 pub use device::device;
 #[cfg(tandem_mlx)]
 pub use engine::{MlxEngine, MlxFactory};
-pub use options::{LoadProgress, MlxOptions, Quant};
+pub use options::{KernelChoice, LoadProgress, MlxOptions, Quant};
 
 /// Whether this build has the engine.
 pub const BUILT: bool = cfg!(tandem_mlx);
@@ -55,8 +57,12 @@ pub struct MlxDevice {
     pub gpu: bool,
     /// What the device calls itself.
     pub name: Option<String>,
+    /// Of the device, in its maker's word.
+    pub architecture: Option<String>,
     /// Bytes the device has.
     pub memory: Option<u64>,
     /// Bytes that can be taken of them.
     pub usable: Option<u64>,
+    /// Whether there are kernels of ours for it, which a model gets if they are found right and faster when it loads.
+    pub own_kernels: bool,
 }

@@ -44,10 +44,11 @@ impl Held {
         }
     }
 
-    /// `x Wᵀ`.
-    pub fn project(&self, x: &Array) -> Result<Array> {
+    /// `x Wᵀ`; if `dense`, quantized weights are made floats first.
+    pub fn project(&self, x: &Array, dense: bool) -> Result<Array> {
         match self {
             Held::Float(array) => x.matmul_transposed(array),
+            Held::Quantized(quantized) if dense => x.matmul_transposed(&quantized.dequantize()?),
             Held::Quantized(quantized) => x.quantized_matmul(quantized),
         }
     }

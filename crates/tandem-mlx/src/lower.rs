@@ -11,11 +11,14 @@ use tandem_model::Weights;
 use tandem_model::decoder::{self, Activation, Decoder, Mixer, QkNormOver, Role, Rope, WeightRef};
 
 use crate::array::{Array, Dtype, Result, evaluate};
+use crate::kernels::Kernels;
+use crate::kernels::product::{After, Matrix, Product};
 use crate::load::{Held, Loader, target};
 use crate::options::{LoadProgress, Quant};
 
 pub(crate) struct Model {
     pub vocab: usize,
+    pub hidden: usize,
     pub embedding: Rc<Held>,
     pub embedding_scale: f32,
     pub layers: Vec<Layer>,
@@ -79,34 +82,109 @@ struct Stack {
     bias: Option<Array>,
     /// Of each layer's output.
     widths: Vec<usize>,
+    /// Of the input.
+    cols: usize,
+}
+
+impl Norm {
+    /// `x` normed, if there is a norm.
+    pub fn of(norm: Option<&Self>, x: &Array) -> Result<Array> {
+        norm.map_or_else(|| Ok(x.clone()), |Norm { weight, eps }| x.rms_norm(weight, *eps))
+    }
+}
+
+impl Stack {
+    fn product<'a>(&'a self, input: &Input<'a>, after: After<'a>) -> Product<'a> {
+        let Input { x, rows, norm, .. } = *input;
+        let matrix = Matrix { held: &self.held, rows: self.widths.iter().sum(), cols: self.cols };
+        Product { x, rows, norm, matrix, after }
+    }
+}
+
+/// What a projection is of.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    pub kernels: &'a Kernels,
+    /// `[rows, in]`.
+    pub x: &'a Array,
+    pub rows: usize,
+    /// Comes first.
+    pub norm: Option<&'a Norm>,
+}
+
+impl Input<'_> {
+    /// The product with a matrix of which there is one.
+    pub fn times(&self, held: &Held, rows: usize, cols: usize) -> Result<Array> {
+        let Input { kernels, x, norm, .. } = *self;
+        let matrix = Matrix { held, rows, cols };
+        let own = kernels.product(&Product { x, rows: self.rows, norm, matrix, after: After::Nothing })?;
+        own.map_or_else(|| held.project(&Norm::of(norm, x)?, kernels.dense(self.rows)), Ok)
+    }
 }
 
 impl Projection {
-    /// The output `[tokens, width]` of each layer, for an input `[tokens, in]`.
-    pub fn apply(&self, x: &Array, tokens: usize) -> Result<Vec<Array>> {
-        let mut outputs = Vec::new();
-        for Stack { held, bias, widths } in &self.stacks {
-            let mut y = held.project(x)?;
-            if let Some(bias) = bias {
+    /// The output of each stack of layers.
+    pub fn stacked(&self, input: &Input<'_>) -> Result<Vec<Array>> {
+        let mut normed = None;
+        let mut outputs = Vec::with_capacity(self.stacks.len());
+        for stack in &self.stacks {
+            let mut y = match input.kernels.product(&stack.product(input, After::Nothing))? {
+                Some(y) => y,
+                None => {
+                    if normed.is_none() {
+                        normed = Some(Norm::of(input.norm, input.x)?);
+                    }
+                    let x = normed.as_ref().unwrap_or(input.x);
+                    stack.held.project(x, input.kernels.dense(input.rows))?
+                }
+            };
+            if let Some(bias) = &stack.bias {
                 y = y.add(bias)?;
             }
-            if widths.len() == 1 {
-                outputs.push(y);
-                continue;
-            }
-            let mut first = 0;
-            for width in widths {
-                outputs.push(y.slice([0, first], [tokens, first + width])?);
-                first += width;
-            }
+            outputs.push(y);
         }
         Ok(outputs)
     }
 
+    /// The outputs of the layers, `[rows, width]` each, from those of the stacks.
+    pub fn split(&self, outputs: Vec<Array>, rows: usize) -> Result<Vec<Array>> {
+        let mut layers = Vec::new();
+        for (Stack { widths, .. }, y) in self.stacks.iter().zip(outputs) {
+            if widths.len() == 1 {
+                layers.push(y);
+                continue;
+            }
+            let mut first = 0;
+            for width in widths {
+                layers.push(y.slice([0, first], [rows, first + width])?);
+                first += width;
+            }
+        }
+        Ok(layers)
+    }
+
+    /// The output of each layer.
+    pub fn apply(&self, input: &Input<'_>) -> Result<Vec<Array>> {
+        self.split(self.stacked(input)?, input.rows)
+    }
+
     /// Of a projection that is one layer.
-    pub fn apply_one(&self, x: &Array, tokens: usize) -> Result<Array> {
-        let mut outputs = self.apply(x, tokens)?;
+    pub fn apply_one(&self, input: &Input<'_>) -> Result<Array> {
+        let mut outputs = self.stacked(input)?;
         outputs.pop().ok_or_else(|| EngineError::Model("a projection without weights".into()))
+    }
+
+    /// All of it with `after` in one kernel, if there is one.
+    pub fn whole(&self, input: &Input<'_>, after: After<'_>) -> Result<Option<Array>> {
+        self.product(input, after).map_or(Ok(None), |product| input.kernels.product(&product))
+    }
+
+    /// What [`Projection::whole`] computes.
+    pub fn product<'a>(&'a self, input: &Input<'a>, after: After<'a>) -> Option<Product<'a>> {
+        match self.stacks.as_slice() {
+            [stack @ Stack { bias: None, .. }] => Some(stack.product(input, after)),
+            _ => None,
+        }
     }
 
     fn arrays(&self) -> impl Iterator<Item = &Array> {
@@ -193,7 +271,7 @@ pub(crate) fn lower(
     let Decoder {
         architecture: _,
         vocab_size,
-        hidden_size: _,
+        hidden_size,
         max_context: _,
         embedding,
         embedding_scale,
@@ -214,6 +292,7 @@ pub(crate) fn lower(
         if head == embedding { Rc::clone(&table) } else { Rc::new(lowering.loader.stacked(&[head], true)?) };
     let model = Model {
         vocab: *vocab_size,
+        hidden: *hidden_size,
         embedding: table,
         embedding_scale: *embedding_scale,
         layers: lowered,
@@ -336,10 +415,13 @@ impl Lowering<'_> {
 
     fn stack(&self, group: &[&decoder::Linear]) -> Result<Stack> {
         let (mut weights, mut biases, mut widths) = (Vec::new(), Vec::new(), Vec::new());
+        let mut cols = 0;
         for decoder::Linear { weight, bias } in group {
             weights.push(weight);
             biases.extend(self.bias(bias.as_ref())?);
-            widths.push(self.loader.weights.matrix(weight)?.rows);
+            let matrix = self.loader.weights.matrix(weight)?;
+            widths.push(matrix.rows);
+            cols = matrix.cols;
         }
         let bias = match biases.as_slice() {
             [] => None,
@@ -347,6 +429,6 @@ impl Lowering<'_> {
             several => Some(Array::concatenate(several, 0)?),
         };
         evaluate(&bias)?;
-        Ok(Stack { held: self.loader.stacked(&weights, false)?, bias, widths })
+        Ok(Stack { held: self.loader.stacked(&weights, false)?, bias, widths, cols })
     }
 }

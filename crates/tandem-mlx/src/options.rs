@@ -12,6 +12,18 @@ pub enum Quant {
     Q8,
 }
 
+/// Whether kernels of our own stand in for MLX's on NVIDIA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KernelChoice {
+    /// Those that are found right and faster when the model is loaded.
+    #[default]
+    Measured,
+    /// MLX's alone.
+    Off,
+    /// Kernels that compute wrongly, to see that the check refuses them.
+    Broken,
+}
+
 /// How to run a model with MLX.
 #[derive(Debug, Clone)]
 pub struct MlxOptions {
@@ -27,6 +39,8 @@ pub struct MlxOptions {
     pub max_step_tokens: usize,
     /// Most sequences in a step.
     pub max_batch: usize,
+    /// Kernels of our own on NVIDIA.
+    pub kernels: KernelChoice,
 }
 
 impl Default for MlxOptions {
@@ -38,6 +52,7 @@ impl Default for MlxOptions {
             memory_budget: None,
             max_step_tokens: 1024,
             max_batch: 64,
+            kernels: KernelChoice::default(),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use crate::array::{Array, Dtype, Result};
+use crate::kernels::Kernels;
+use crate::kernels::choose::Chosen;
 use crate::kv::Kv;
 use crate::turns::Turns;
 
@@ -31,25 +33,58 @@ pub(crate) enum Token {
 pub(crate) struct Choices {
     /// Ids, `[lines]` of u32.
     pub ids: Array,
-    /// Their logits, `[lines]` of f32.
-    pub logits: Array,
+    /// What the host reads.
+    told: Told,
     pub lines: usize,
     seen: OnceCell<(Vec<u32>, Vec<f32>)>,
 }
 
+enum Told {
+    /// The logits, `[lines]` of f32; the ids are above.
+    Logits(Array),
+    /// By line `[2]` of u32: the id and the bits of its logit.
+    Lines(Vec<Array>),
+}
+
 impl Choices {
     /// Of logits `[lines, vocab]`.
-    pub fn of(logits: &Array, lines: usize) -> Result<Self> {
-        let largest = logits.maximum()?.as_type(Dtype::F32)?;
-        Ok(Self { ids: logits.argmax()?, logits: largest, lines, seen: OnceCell::new() })
+    pub fn of(logits: &Array, lines: usize, vocab: usize, kernels: &Kernels) -> Result<Self> {
+        let (ids, told) = match kernels.choose(logits, lines, vocab)? {
+            Some(Chosen { ids, told }) => (ids, Told::Lines(told)),
+            None => (logits.argmax()?, Told::Logits(logits.maximum()?.as_type(Dtype::F32)?)),
+        };
+        Ok(Self { ids, told, lines, seen: OnceCell::new() })
+    }
+
+    /// What must be computed.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let told = match &self.told {
+            Told::Logits(logits) => std::slice::from_ref(logits),
+            Told::Lines(lines) => lines,
+        };
+        told.iter().chain([&self.ids])
+    }
+
+    fn read(&self) -> Result<(Vec<u32>, Vec<f32>)> {
+        match &self.told {
+            Told::Logits(logits) => Ok((self.ids.read_u32(self.lines)?, logits.read_f32(self.lines)?)),
+            Told::Lines(lines) => {
+                let mut seen = (Vec::new(), Vec::new());
+                for line in lines {
+                    let both = line.read_u32(2)?;
+                    seen.0.push(both[0]);
+                    seen.1.push(f32::from_bits(both[1]));
+                }
+                Ok(seen)
+            }
+        }
     }
 
     /// The id and the logit of a line. Waits for the device the first time.
     pub fn line(&self, line: usize) -> Result<(u32, f32)> {
         if self.seen.get().is_none() {
-            let read = (self.ids.read_u32(self.lines)?, self.logits.read_f32(self.lines)?);
             // Cannot be set: this is the only place that does it.
-            let _ = self.seen.set(read);
+            let _ = self.seen.set(self.read()?);
         }
         let (ids, logits) = self.seen.get().map_or((&[][..], &[][..]), |(i, l)| (i.as_slice(), l.as_slice()));
         Ok((ids.get(line).copied().unwrap_or(0), logits.get(line).copied().unwrap_or(f32::NAN)))

@@ -40,6 +40,8 @@ struct Mlx {
     device: Option<String>,
     memory_bytes: Option<u64>,
     memory_usable_bytes: Option<u64>,
+    /// Whether Tandem has kernels for this device, which a model gets if they are found right and faster when it loads.
+    own_kernels: Option<bool>,
     missing: Option<String>,
 }
 
@@ -113,12 +115,13 @@ impl Report {
 impl Mlx {
     fn new() -> Self {
         match tandem_mlx::device() {
-            Ok(MlxDevice { version, gpu, name, memory, usable }) => Self {
+            Ok(MlxDevice { version, gpu, name, memory, usable, architecture: _, own_kernels }) => Self {
                 version: Some(version),
                 gpu: Some(gpu),
                 device: name,
                 memory_bytes: memory,
                 memory_usable_bytes: usable,
+                own_kernels: Some(own_kernels),
                 missing: None,
             },
             Err(error) => Self {
@@ -127,6 +130,7 @@ impl Mlx {
                 device: None,
                 memory_bytes: None,
                 memory_usable_bytes: None,
+                own_kernels: None,
                 missing: Some(error.to_string()),
             },
         }
@@ -138,8 +142,10 @@ impl Mlx {
         }
         let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_owned());
         let kind = if self.gpu == Some(true) { "GPU" } else { "CPU, for tests only" };
+        let kernels =
+            if self.own_kernels == Some(true) { "MLX's or Tandem's, tried at load" } else { "MLX's" };
         format!(
-            "{} on {} ({kind}), memory {}, {} usable",
+            "{} on {} ({kind}), memory {}, {} usable, kernels {kernels}",
             or_unknown(self.version.clone()),
             or_unknown(self.device.clone()),
             or_unknown(self.memory_bytes.map(size)),
