@@ -146,7 +146,7 @@ impl Trial<'_> {
         for (build, product) in &wanted {
             for rows in [1, 3, 4, ROWS] {
                 let error = compare(&products, product, rows, 0).map_err(|error| error.to_string())?;
-                if !(error <= TOLERANCE) {
+                if error > TOLERANCE {
                     let Matrix { rows: height, cols, .. } = product.matrix;
                     return Err(format!(
                         "the kernel {build:?} for {rows} rows differs from f32 by {error:.1e} at {height} x {cols}"
@@ -195,7 +195,7 @@ impl Trial<'_> {
                 let error = self
                     .compare_attention(&attention, heads, rope, scale, lengths)
                     .map_err(|e| e.to_string())?;
-                if !(error <= TOLERANCE) {
+                if error > TOLERANCE {
                     return Err(format!(
                         "the kernel for {heads:?} differs from f32 by {error:.1e} at {lengths:?} keys"
                     ));
