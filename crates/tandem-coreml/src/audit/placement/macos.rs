@@ -52,7 +52,7 @@ impl Compiled {
         let handler = RcBlock::new(move |compiled: *mut NSURL, error: *mut NSError| {
             // SAFETY: Core ML gives valid objects or null, alive for the call.
             let compiled = unsafe { compiled.as_ref() };
-            let path = compiled.and_then(|url| url.path()).map(|path| PathBuf::from(path.to_string()));
+            let path = compiled.and_then(NSURL::path).map(|path| PathBuf::from(path.to_string()));
             answer(&sender, path.ok_or_else(|| words(error)));
         });
         // SAFETY: the block lives until Core ML has called it, since it keeps a copy.
@@ -64,9 +64,12 @@ impl Compiled {
     /// The plan of the function `name`, which the configuration asks for by `named` where there are several.
     fn plan(&self, name: &str, named: Option<&str>) -> Result<PlanOf, String> {
         let url = url(&self.0)?;
-        // SAFETY: a new object; the setters take plain values.
-        let configuration = unsafe { MLModelConfiguration::new() };
-        unsafe { configuration.setComputeUnits(MLComputeUnits::All) };
+        // SAFETY: a new object, and a setter of a plain value.
+        let configuration = unsafe {
+            let configuration = MLModelConfiguration::new();
+            configuration.setComputeUnits(MLComputeUnits::All);
+            configuration
+        };
         if let Some(named) = named {
             if !configuration.respondsToSelector(sel!(setFunctionName:)) {
                 return Err("Core ML plans packages of several functions from macOS 15 on".into());
@@ -84,45 +87,43 @@ impl Compiled {
         });
         // SAFETY: the block lives until Core ML has called it, since it keeps a copy.
         unsafe {
-            MLComputePlan::loadContentsOfURL_configuration_completionHandler(&url, &configuration, &handler)
-        };
+            MLComputePlan::loadContentsOfURL_configuration_completionHandler(&url, &configuration, &handler);
+        }
         drop(handler);
         wait(&receiver)
     }
 }
 
 fn read(plan: &MLComputePlan, function: &str) -> Result<PlanOf, String> {
-    // SAFETY: plain getters of immutable objects.
-    let program = unsafe { plan.modelStructure().program() };
-    let program = program.ok_or("Core ML sees no ML Program in it")?;
-    let functions = unsafe { program.functions() };
+    // SAFETY: getters of immutable objects.
+    let functions = unsafe { plan.modelStructure().program().map(|program| program.functions()) };
+    let functions = functions.ok_or("Core ML sees no ML Program in it")?;
     let found = functions.objectForKey(&NSString::from_str(function));
     let found = found.ok_or_else(|| format!("Core ML's plan has no function {function}"))?;
     let mut planned = PlanOf::new();
-    // SAFETY: a plain getter.
-    read_block(plan, &unsafe { found.block() }, &mut planned);
+    // SAFETY: a getter of an immutable object.
+    let block = unsafe { found.block() };
+    read_block(plan, &block, &mut planned);
     Ok(planned)
 }
 
 fn read_block(plan: &MLComputePlan, block: &MLModelStructureProgramBlock, planned: &mut PlanOf) {
-    // SAFETY: plain getters of immutable objects.
-    for operation in unsafe { block.operations() } {
-        for inner in unsafe { operation.blocks() } {
-            read_block(plan, &inner, planned);
-        }
-        // Constants have none.
-        let Some(usage) = (unsafe { plan.computeDeviceUsageForMLProgramOperation(&operation) }) else {
-            continue;
-        };
-        let cost = unsafe { plan.estimatedCostOfMLProgramOperation(&operation) };
-        let supported = unsafe { usage.supportedComputeDevices() };
-        let plan = Planned {
-            on: processor(&unsafe { usage.preferredComputeDevice() }),
-            supported: supported.iter().map(|device| processor(&device)).collect(),
-            cost: cost.map(|cost| unsafe { cost.weight() }),
-        };
-        for output in unsafe { operation.outputs() } {
-            planned.insert(unsafe { output.name() }.to_string(), plan.clone());
+    // SAFETY: getters of immutable objects.
+    unsafe {
+        for operation in block.operations() {
+            for inner in operation.blocks() {
+                read_block(plan, &inner, planned);
+            }
+            // Constants have none.
+            let Some(usage) = plan.computeDeviceUsageForMLProgramOperation(&operation) else { continue };
+            let plan = Planned {
+                on: processor(&usage.preferredComputeDevice()),
+                supported: usage.supportedComputeDevices().iter().map(|device| processor(&device)).collect(),
+                cost: plan.estimatedCostOfMLProgramOperation(&operation).map(|cost| cost.weight()),
+            };
+            for output in operation.outputs() {
+                planned.insert(output.name().to_string(), plan.clone());
+            }
         }
     }
 }
