@@ -2,6 +2,8 @@
 //! compared with f64. What one block could do to another while both run is not seen here; the check at load, on the device,
 //! sees that.
 
+// With the engine, which has a C++ compiler; the kernels are for Linux.
+#![cfg(all(tandem_mlx, target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
