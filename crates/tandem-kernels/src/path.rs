@@ -194,7 +194,10 @@ mod tests {
             }
             Err(error) => {
                 let text = error.to_string();
-                assert!(text.contains("cannot run") && text.contains("\"amx\"") && text.contains("scalar"), "{text}");
+                assert!(
+                    text.contains("cannot run") && text.contains("\"amx\"") && text.contains("scalar"),
+                    "{text}"
+                );
             }
         }
     }

@@ -343,7 +343,9 @@ fn edges_of_tiles_are_the_same_bits_on_every_path() {
             let of = |path| {
                 let team = Team::with_path(1, path).unwrap();
                 let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
-                (1..=x.len()).map(|batch| bits(&product(&team, &packed, &x[..batch], true))).collect::<Vec<_>>()
+                (1..=x.len())
+                    .map(|batch| bits(&product(&team, &packed, &x[..batch], true)))
+                    .collect::<Vec<_>>()
             };
             let reference = of(Path::SCALAR);
             for path in Path::supported() {

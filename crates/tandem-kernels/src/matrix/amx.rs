@@ -147,7 +147,8 @@ unsafe fn int_rows<K: Kind>(
                 let next = Chunk { slots: slots.as_mut_ptr().cast::<Outputs>().add(i % 2 * CHUNK), ..chunk };
                 match before {
                     Some(chunk) => sum::<K>(&tiles, &chunk, Some(&next), &mut store, &mut sums, rows, out),
-                    None => (0..2 * (next.last - next.first)).for_each(|step| product::<K>(&tiles, &next, step, &mut store)),
+                    None => (0..2 * (next.last - next.first))
+                        .for_each(|step| product::<K>(&tiles, &next, step, &mut store)),
                 }
                 before = Some(next);
             }
@@ -198,7 +199,8 @@ pub(crate) unsafe fn configure(columns: usize) {
         row_bytes: [u16; 16],
         rows: [u8; 16],
     }
-    let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut config =
+        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     for tile in 0..4 {
         (config.row_bytes[tile], config.rows[tile]) = (4 * PANEL as u16, GROUP as u8);
     }
@@ -296,7 +298,9 @@ unsafe fn product<K: Kind>(tiles: &Tiles<'_>, chunk: &Chunk, step: usize, store:
                 match (second, store.odd) {
                     (false, false) => multiply!($op, "tmm2", "tmm0", "tmm4", "tmm6", to, weights),
                     (false, true) => multiply!($op, "tmm0", "tmm2", "tmm4", "tmm6", to, weights),
-                    (true, false) => multiply!($op, "tmm3", "tmm1", "tmm4", "tmm7", to.add(1), weights.add(1)),
+                    (true, false) => {
+                        multiply!($op, "tmm3", "tmm1", "tmm4", "tmm7", to.add(1), weights.add(1))
+                    }
                     (true, true) => multiply!($op, "tmm1", "tmm3", "tmm4", "tmm7", to.add(1), weights.add(1)),
                 }
             };
@@ -352,7 +356,7 @@ unsafe fn sum<K: Kind>(
     out: &mut [[f32; PANEL]],
 ) {
     let shape = const { K::SHAPE };
-    let exact = shape.scales == Scales::F32;
+    let exact = shape.scales != Scales::F32;
     let blocks = tiles.x.cols / BLOCK;
     let steps = next.map_or(0, |next| 2 * (next.last - next.first));
     // SAFETY: as promised.
@@ -369,7 +373,9 @@ unsafe fn sum<K: Kind>(
             for (p, sums) in sums.0.iter_mut().enumerate() {
                 if tiles.begin == 0 {
                     *sums = [[0.0; PANEL]; GROUP];
-                } else if let Some(out) = out.get(p * rows + chunk.row..) && out.len() >= GROUP {
+                } else if let Some(out) = out.get(p * rows + chunk.row..)
+                    && out.len() >= GROUP
+                {
                     sums.copy_from_slice(&out[..GROUP]);
                 }
             }
@@ -382,35 +388,70 @@ unsafe fn sum<K: Kind>(
                 let weights = &*tiles.pieces.add(piece);
                 let dots = &*chunk.slots.add(piece - chunk.first);
                 let at = (chunk.row + half * HALF) * blocks + tiles.begin + piece / tiles.halves;
-                let scales: [__m512; PANELS] = std::array::from_fn(|p| _mm512_load_ps(weights.scales[p].as_ptr()));
-                let starts: [__m512; PANELS] = std::array::from_fn(|p| _mm512_load_ps(weights.starts[p].as_ptr()));
-                for t in 0..HALF {
-                    let scale = _mm512_set1_ps(*tiles.x.scales.as_ptr().add(at + t * blocks));
-                    for p in 0..PANELS {
-                        let dot = _mm512_load_ps(dots.0[p][half * HALF + t].as_ptr());
-                        let dot = if exact {
-                            _mm512_mul_ps(_mm512_sub_ps(dot, _mm512_set1_ps(MAGIC)), scales[p])
+                let vectors = |of: &[[f32; PANEL]; PANELS]| of.map(|of| _mm512_loadu_ps(of.as_ptr()));
+                let (d, m) = (
+                    vectors(&weights.scales),
+                    if exact { vectors(&weights.starts) } else { [_mm512_set1_ps(MAGIC); 2] },
+                );
+                let dots = dots.0.as_ptr().cast::<[f32; PANEL]>().add(half * HALF);
+                let scale = tiles.x.scales.as_ptr().add(at);
+                let minima = if shape.affine { vectors(&weights.minima) } else { [_mm512_setzero_ps(); 2] };
+                // In assembly, as the compiler would load all at once and lack registers for the sums.
+                macro_rules! rows {
+                    ($($t:literal)*) => { $({
+                        let [a, b] = &mut acc;
+                        let (a, b) = (&mut a[$t], &mut b[$t]);
+                        if exact {
+                            asm!(
+                                "vmovaps zmm29, [{dots} + 64 * {t}]",
+                                "vmovaps zmm30, [{dots} + 64 * {t} + 1024]",
+                                "vbroadcastss zmm31, dword ptr [{scale}]",
+                                "vfmadd213ps zmm29, {d}, {m}",
+                                "vfmadd213ps zmm30, {e}, {n}",
+                                "vfmadd231ps {a}, zmm29, zmm31",
+                                "vfmadd231ps {b}, zmm30, zmm31",
+                                t = const $t, dots = in(reg) dots, scale = in(reg) scale.add($t * blocks),
+                                a = inout(zmm_reg) *a, b = inout(zmm_reg) *b,
+                                d = in(zmm_reg) d[0], e = in(zmm_reg) d[1], m = in(zmm_reg) m[0], n = in(zmm_reg) m[1],
+                                out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                                options(nostack, readonly, preserves_flags),
+                            );
                         } else {
-                            _mm512_fmadd_ps(dot, scales[p], starts[p])
-                        };
-                        acc[p][t] = _mm512_fmadd_ps(scale, dot, acc[p][t]);
-                    }
-                    if shape.affine {
-                        let total = _mm512_set1_ps(*tiles.x.sums.as_ptr().add(at + t * blocks));
-                        for p in 0..PANELS {
-                            let minimum = _mm512_load_ps(weights.minima[p].as_ptr());
-                            acc[p][t] = _mm512_fmadd_ps(minimum, total, acc[p][t]);
+                            asm!(
+                                "vmovaps zmm29, [{dots} + 64 * {t}]",
+                                "vmovaps zmm30, [{dots} + 64 * {t} + 1024]",
+                                "vbroadcastss zmm31, dword ptr [{scale}]",
+                                "vsubps zmm29, zmm29, {m}",
+                                "vsubps zmm30, zmm30, {m}",
+                                "vmulps zmm29, zmm29, {d}",
+                                "vmulps zmm30, zmm30, {e}",
+                                "vfmadd231ps {a}, zmm29, zmm31",
+                                "vfmadd231ps {b}, zmm30, zmm31",
+                                t = const $t, dots = in(reg) dots, scale = in(reg) scale.add($t * blocks),
+                                a = inout(zmm_reg) *a, b = inout(zmm_reg) *b,
+                                d = in(zmm_reg) d[0], e = in(zmm_reg) d[1], m = in(zmm_reg) m[0],
+                                out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                                options(nostack, readonly, preserves_flags),
+                            );
                         }
-                    }
+                        if shape.affine {
+                            let total = _mm512_set1_ps(*tiles.x.sums.as_ptr().add(at + $t * blocks));
+                            *a = _mm512_fmadd_ps(minima[0], total, *a);
+                            *b = _mm512_fmadd_ps(minima[1], total, *b);
+                        }
+                    })* };
                 }
-                if let Some(next) = next && step < steps {
+                rows!(0 1 2 3 4 5 6 7);
+                if let Some(next) = next
+                    && step < steps
+                {
                     product::<K>(tiles, next, step, store);
                     step += 1;
                 }
             }
-            for p in 0..PANELS {
-                for t in 0..HALF {
-                    _mm512_store_ps(sums.0[p][half * HALF + t].as_mut_ptr(), acc[p][t]);
+            for (acc, sums) in acc.iter().zip(&mut sums.0) {
+                for (acc, sums) in acc.iter().zip(&mut sums[half * HALF..]) {
+                    _mm512_store_ps(sums.as_mut_ptr(), *acc);
                 }
             }
         }

@@ -41,6 +41,16 @@ pub enum Mode {
     Add,
 }
 
+impl Mode {
+    #[inline(always)]
+    fn put(self, out: &mut [f32], sums: &[f32]) {
+        match self {
+            Mode::Store => out.copy_from_slice(sums),
+            Mode::Add => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += *sum),
+        }
+    }
+}
+
 /// `out[m * stride + offset + n] (+)= sum over k of x[m][k] * weights[n][k]`.
 ///
 /// Runs on integers when the weights are quantized and `x` has its 8-bit form; else in f32. Each output has the same
@@ -123,11 +133,11 @@ fn products<const T: usize>(
                         let start = row * stride + offset;
                         // SAFETY: only this thread handles these panels for this row.
                         let out = unsafe { out.slice(start + part.start..start + part.end) };
-                        for (out, sums) in out.chunks_mut(PANEL).zip(tile[i..].iter().step_by(count)) {
-                            match mode {
-                                Mode::Store => out.copy_from_slice(&sums[..out.len()]),
-                                Mode::Add => out.iter_mut().zip(sums).for_each(|(out, sum)| *out += *sum),
-                            }
+                        let mut sums = tile[i..].iter().step_by(count);
+                        let (whole, rest) = out.as_chunks_mut::<PANEL>();
+                        whole.iter_mut().zip(&mut sums).for_each(|(out, sums)| mode.put(out, sums));
+                        if let (false, Some(sums)) = (rest.is_empty(), sums.next()) {
+                            mode.put(rest, &sums[..rest.len()]);
                         }
                     }
                 });
@@ -190,8 +200,11 @@ fn gated<const T: usize>(
                 activation.gate(path, gates[..used].as_flattened_mut(), ups[..used].as_flattened());
                 for (i, row) in rows.enumerate() {
                     let write = |out: &mut [f32]| {
-                        for (panel, out) in out.chunks_mut(PANEL).enumerate() {
-                            out.copy_from_slice(&gates[panel * count + i][..out.len()]);
+                        let mut gates = gates[i..].iter().step_by(count);
+                        let (whole, rest) = out.as_chunks_mut::<PANEL>();
+                        whole.iter_mut().zip(&mut gates).for_each(|(out, gates)| *out = *gates);
+                        if let (false, Some(gates)) = (rest.is_empty(), gates.next()) {
+                            rest.copy_from_slice(&gates[..rest.len()]);
                         }
                     };
                     // SAFETY: only this thread handles this strip for this row.

@@ -65,7 +65,9 @@ impl PackedMatrix {
                 match path.isa() {
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: such a path exists only where the CPU has these features.
-                    Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { quantize_row_avx2(target, &values, &mut stored) },
+                    Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe {
+                        quantize_row_avx2(target, &values, &mut stored);
+                    },
                     // Code for AArch64 is compiled for NEON in any case.
                     _ => quantize_row(target, &values, &mut stored),
                 }
