@@ -206,6 +206,36 @@ proptest! {
         }
     }
 
+    /// So many that a thread takes two at a time.
+    #[test]
+    fn many_panels_have_the_bits_of_the_portable_path(
+        (rows, blocks, batch, seed) in (120usize..300, 1usize..5, 1usize..10, any::<u64>()),
+        odd in 0usize..32,
+    ) {
+        let numbers = &mut Numbers(seed);
+        for format in formats() {
+            let cols = columns(format, blocks, odd);
+            let stored = stored(format, rows, cols, numbers);
+            let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..cols).map(|_| numbers.float()).collect()).collect();
+            for quantize in [false, true] {
+                let out = |path, threads| {
+                    let team = Team::with_path(threads, path).unwrap();
+                    let packed = PackedMatrix::pack(&team, format, rows, cols, |row| &stored[row]).unwrap();
+                    bits(&product(&team, &packed, &x, quantize))
+                };
+                let reference = out(Path::SCALAR, 20);
+                for path in Path::supported() {
+                    for threads in 1..=2 {
+                        prop_assert!(
+                            out(path, threads) == reference,
+                            "{format:?} {path} {threads} threads, {batch} rows, quantize {quantize}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn add_offset_and_stride((rows, blocks, batch, seed) in shape(), offset in 0usize..20, gap in 0usize..20) {
         let numbers = &mut Numbers(seed);
@@ -263,16 +293,20 @@ proptest! {
     }
 
     #[test]
-    fn gate_up_is_two_products((rows, blocks, batch, seed) in shape(), whole in any::<bool>()) {
+    fn gate_up_is_two_products(
+        (rows, blocks, batch, seed) in shape(),
+        whole in any::<bool>(),
+        up_format in prop_oneof![Just(Format::Q4_1), Just(Format::Q8_0)],
+    ) {
         let numbers = &mut Numbers(seed);
         let rows = if whole { rows.next_multiple_of(32) } else { rows };
         let gate = stored(Format::Q4_1, rows, 32 * blocks, numbers);
-        let up = stored(Format::Q8_0, rows, 32 * blocks, numbers);
+        let up = stored(up_format, rows, 32 * blocks, numbers);
         let x: Vec<Vec<f32>> = (0..batch).map(|_| (0..32 * blocks).map(|_| numbers.float()).collect()).collect();
         for path in Path::supported() {
             let team = Team::with_path(3, path).unwrap();
             let gate = PackedMatrix::pack(&team, Format::Q4_1, rows, 32 * blocks, |row| &gate[row]).unwrap();
-            let up = PackedMatrix::pack(&team, Format::Q8_0, rows, 32 * blocks, |row| &up[row]).unwrap();
+            let up = PackedMatrix::pack(&team, up_format, rows, 32 * blocks, |row| &up[row]).unwrap();
             let (gates, ups) = (product(&team, &gate, &x, true), product(&team, &up, &x, true));
             for (activation, f) in [(Activation::Silu, silu as fn(f32) -> f32), (Activation::GeluTanh, gelu_tanh)] {
                 let mut out = Activations::new(rows);

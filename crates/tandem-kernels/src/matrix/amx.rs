@@ -73,7 +73,7 @@ struct Chunk {
     slots: *mut Outputs,
 }
 
-/// As [`scalar::int`](super::scalar::int), for one or two panels: `out[panel][row][lane]`.
+/// As [`scalar::int`](super::scalar::int), for one or two panels, each with its `out`.
 ///
 /// # Panics
 /// If the lengths do not fit, or there are no columns or fewer rows than [`GROUP`].
@@ -81,23 +81,23 @@ struct Chunk {
 /// # Safety
 /// The path must be that of AMX.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn int(format: Format, panels: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
+pub(super) unsafe fn int(format: Format, panels: &[&[u8]], x: &IntRows<'_>, out: &mut [&mut [[f32; PANEL]]]) {
     let panel = x.cols / format.block_len() * unit_bytes(format);
-    let count = panels.len().checked_div(panel).unwrap_or(0);
-    assert!((1..=PANELS).contains(&count) && panels.len() == count * panel, "panels");
-    let rows = out.len() / count;
-    assert!(rows >= GROUP && out.len() == rows * count, "rows");
+    assert!((1..=PANELS).contains(&panels.len()) && panels.len() == out.len(), "panels");
+    assert!(panels.iter().all(|bytes| bytes.len() == panel), "panel");
+    let rows = out[0].len();
+    assert!(rows >= GROUP && out.iter().all(|out| out.len() == rows), "rows");
     x.check(rows);
     let run = with_kind!(format, K => int_rows::<K>);
     // A single panel is multiplied twice.
-    let each = [&panels[..panel], &panels[panels.len() - panel..]];
+    let each = [panels[0], panels[panels.len() - 1]];
     // SAFETY: the lengths were checked; the caller vouches for the instructions.
     unsafe { run(format.block_len() / BLOCK, each, x, rows, out) };
     let rest = rows % GROUP;
     if (1..TAIL).contains(&rest) {
         let x = x.skip(rows - rest);
-        for (panel, out) in each.iter().zip(out.chunks_exact_mut(rows)) {
-            avx512::int(format, panel, &x, &mut out[rows - rest..]);
+        for (panel, out) in each.into_iter().zip(out) {
+            avx512::int(format, &[panel], &x, &mut [&mut out[rows - rest..]]);
         }
     }
 }
@@ -106,14 +106,14 @@ pub(super) unsafe fn int(format: Format, panels: &[u8], x: &IntRows<'_>, out: &m
 ///
 /// # Safety
 /// Both panels must have `x.cols` columns of the format, `unit` blocks a unit; `x` must hold the rows; `out` is
-/// `[panel][rows]` for one or two panels.
+/// that of one or two panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn int_rows<K: Kind>(
     unit: usize,
     panels: [&[u8]; PANELS],
     x: &IntRows<'_>,
     rows: usize,
-    out: &mut [[f32; PANEL]],
+    out: &mut [&mut [[f32; PANEL]]],
 ) {
     let halves = if K::SHAPE.split { 2 } else { 1 };
     let blocks = x.cols / BLOCK;
@@ -146,7 +146,7 @@ unsafe fn int_rows<K: Kind>(
             for (i, chunk) in chunks.enumerate() {
                 let next = Chunk { slots: slots.as_mut_ptr().cast::<Outputs>().add(i % 2 * CHUNK), ..chunk };
                 match before {
-                    Some(chunk) => sum::<K>(&tiles, &chunk, Some(&next), &mut store, &mut sums, rows, out),
+                    Some(chunk) => sum::<K>(&tiles, &chunk, Some(&next), &mut store, &mut sums, out),
                     None => (0..2 * (next.last - next.first))
                         .for_each(|step| product::<K>(&tiles, &next, step, &mut store)),
                 }
@@ -154,7 +154,7 @@ unsafe fn int_rows<K: Kind>(
             }
             if let Some(chunk) = before {
                 store.last();
-                sum::<K>(&tiles, &chunk, None, &mut store, &mut sums, rows, out);
+                sum::<K>(&tiles, &chunk, None, &mut store, &mut sums, out);
             }
         }
         release();
@@ -352,8 +352,7 @@ unsafe fn sum<K: Kind>(
     next: Option<&Chunk>,
     store: &mut Store,
     sums: &mut Outputs,
-    rows: usize,
-    out: &mut [[f32; PANEL]],
+    out: &mut [&mut [[f32; PANEL]]],
 ) {
     let shape = const { K::SHAPE };
     let exact = shape.scales != Scales::F32;
@@ -373,10 +372,8 @@ unsafe fn sum<K: Kind>(
             for (p, sums) in sums.0.iter_mut().enumerate() {
                 if tiles.begin == 0 {
                     *sums = [[0.0; PANEL]; GROUP];
-                } else if let Some(out) = out.get(p * rows + chunk.row..)
-                    && out.len() >= GROUP
-                {
-                    sums.copy_from_slice(&out[..GROUP]);
+                } else if let Some(out) = out.get(p) {
+                    sums.copy_from_slice(&out[chunk.row..chunk.row + GROUP]);
                 }
             }
         }
@@ -465,7 +462,7 @@ unsafe fn sum<K: Kind>(
     if chunk.ends {
         // The rows that a group at the tail repeats are there already.
         let done = chunk.row.next_multiple_of(GROUP) - chunk.row;
-        for (sums, out) in sums.0.iter().zip(out.chunks_exact_mut(rows)) {
+        for (sums, out) in sums.0.iter().zip(out) {
             out[chunk.row + done..chunk.row + GROUP].copy_from_slice(&sums[done..]);
         }
     }

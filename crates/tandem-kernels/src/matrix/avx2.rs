@@ -13,8 +13,12 @@ use super::scalar::{CHUNK, each_panel};
 use super::{PANEL, unit_bytes};
 use crate::activations::{FloatRows, IntRows};
 
+/// How many bytes before their use a kernel asks for weights. A core has too few loads in flight to hide memory behind
+/// multiplications, and the hardware fetches ahead only within 4 KiB.
+const AHEAD: usize = 4096;
+
 /// A kernel for one packed format.
-pub(super) type IntPanel = unsafe fn(usize, &[u8], &IntRows<'_>, &mut [[f32; PANEL]]);
+type IntPanel = unsafe fn(usize, &[u8], &IntRows<'_>, &mut [[f32; PANEL]]);
 
 /// As [`scalar::int`](super::scalar::int).
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -95,8 +99,14 @@ unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
         let rows: [*const i8; T] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.cols));
         for (u, b) in (0..blocks).step_by(unit).enumerate() {
             let head = panel.as_ptr().add(u * unit_bytes);
+            if shape.scales == Scales::Nested && first + first_half == 0 {
+                fetch(head, shape.head());
+            }
             for part in 0..unit {
                 let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
+                if first + first_half == 0 {
+                    fetch(block, shape.block_bytes());
+                }
                 let values = block.add(shape.block_head()).cast::<__m256i>();
                 let mut scales = [BlockScales::ZERO; H];
                 for (h, scales) in scales.iter_mut().enumerate() {
@@ -136,6 +146,15 @@ unsafe fn int_tile<K: Kind, const T: usize, const H: usize>(
         }
     }
     store(&acc, first_half, out);
+}
+
+/// Asks for the `bytes` that lie [`AHEAD`] of those at `at`; where they are the end of the memory, for nothing.
+#[inline(always)]
+pub(super) fn fetch(at: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch of any address is allowed, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + line).cast()) };
+    }
 }
 
 /// Eight lanes of what [`Block::scales`](super::scalar::Block::scales) says.
@@ -286,8 +305,7 @@ unsafe fn dot8<const T: usize, const H: usize, const G: usize>(
 
 /// As [`scalar::float`](super::scalar::float).
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    out.fill([0.0; PANEL]);
+pub(super) fn float(format: Format, panels: &[&[u8]], x: &FloatRows<'_>, out: &mut [&mut [[f32; PANEL]]]) {
     match format {
         Format::F32 => float_panels::<F32>(format, panels, x, out),
         Format::F16 => float_panels::<F16>(format, panels, x, out),
@@ -312,12 +330,18 @@ pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut 
 
 /// With one row, the sums of one panel would wait for each other: two panels at a time keep the units busy.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
-        let (low, high) = panels.split_at(panels.len() / 2);
+fn float_panels<W: Load>(
+    format: Format,
+    panels: &[&[u8]],
+    x: &FloatRows<'_>,
+    out: &mut [&mut [[f32; PANEL]]],
+) {
+    if let ([low, high], [[first], [second]]) = (panels, &mut *out) {
         assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
+        assert!(x.values.len() >= x.cols, "rows");
+        (*first, *second) = ([0.0; PANEL], [0.0; PANEL]);
         let out = &mut [std::array::from_mut(first), std::array::from_mut(second)];
-        // SAFETY: both panels hold all columns, and `x` is one row.
+        // SAFETY: both panels hold all columns, and `x` a row.
         unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
         return;
     }
@@ -423,6 +447,9 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
         for k in 0..cols.len() {
             for p in 0..P {
                 let w = weights[p].as_ptr().add(k * PANEL * W::SIZE);
+                if first == 0 {
+                    fetch(w, PANEL * W::SIZE);
+                }
                 let w = [W::load(w), W::load(w.add(8 * W::SIZE))];
                 for t in 0..T {
                     let x = _mm256_set1_ps(*rows[t].add(k));

@@ -11,119 +11,164 @@ use std::ops::Range;
 
 use tandem_model::format::{BLOCK, Format};
 
-use super::avx2::{IntPanel, as_bytes, decode_unit};
+use super::avx2::{as_bytes, decode_unit, fetch};
 use super::kind::{Kind, Scales, with_kind};
 use super::scalar::{CHUNK, each_panel};
 use super::{PANEL, unit_bytes};
 use crate::activations::{FloatRows, IntRows};
 
-/// As [`scalar::int`](super::scalar::int).
+/// A kernel for the panels of one packed format.
+type IntPanels = unsafe fn(usize, &[&[u8]], &IntRows<'_>, &mut [&mut [[f32; PANEL]]]);
+
+/// As [`scalar::int`](super::scalar::int), for some panels, each with its output.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
-    assert_eq!(panel.len(), x.cols / format.block_len() * unit_bytes(format), "panel");
-    x.check(out.len());
-    let run: IntPanel = with_kind!(format, K => int_rows::<K>);
+pub(super) fn int(format: Format, panels: &[&[u8]], x: &IntRows<'_>, out: &mut [&mut [[f32; PANEL]]]) {
+    let bytes = x.cols / format.block_len() * unit_bytes(format);
+    assert!(panels.iter().all(|panel| panel.len() == bytes), "panels");
+    out.iter().for_each(|out| x.check(out.len()));
+    let run: IntPanels = with_kind!(format, K => int_panels::<K>);
     // SAFETY: the lengths were checked for all rows of `out`.
-    unsafe { run(format.block_len() / BLOCK, panel, x, out) };
+    unsafe { run(format.block_len() / BLOCK, panels, x, out) };
 }
 
+/// Few rows take two panels at a time: two streams from memory, and sums that do not wait for each other.
+///
 /// # Safety
-/// `panel` must be a panel of `x.cols` columns of the format, whose units are `unit` blocks, and `x` hold as many rows as
-/// `out`.
+/// `panels` must be panels of `x.cols` columns of the format, whose units are `unit` blocks, and `x` hold as many rows as
+/// each of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn int_rows<K: Kind>(unit: usize, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32; PANEL]]) {
-    let mut first = 0;
-    // SAFETY: as promised by the caller; rows are taken in turn.
+unsafe fn int_panels<K: Kind>(
+    unit: usize,
+    panels: &[&[u8]],
+    x: &IntRows<'_>,
+    out: &mut [&mut [[f32; PANEL]]],
+) {
+    // SAFETY: as promised by the caller.
     unsafe {
-        let (tiles, rest) = out.as_chunks_mut::<8>();
-        for tile in tiles {
-            int_tile::<K, 8>(unit, panel, x, first, tile);
-            first += 8;
-        }
-        let (tiles, rest) = rest.as_chunks_mut::<4>();
-        for tile in tiles {
-            int_tile::<K, 4>(unit, panel, x, first, tile);
-            first += 4;
-        }
-        let (tiles, rest) = rest.as_chunks_mut::<2>();
-        for tile in tiles {
-            int_tile::<K, 2>(unit, panel, x, first, tile);
-            first += 2;
-        }
-        if let [row] = rest {
-            int_tile::<K, 1>(unit, panel, x, first, std::array::from_mut(row));
+        match (panels, out) {
+            ([a, b], [first, second]) if first.len() < 8 && first.len() == second.len() => {
+                int_rows::<K, 2>(unit, [a, b], x, &mut [first, second]);
+            }
+            (panels, out) => {
+                for (panel, out) in panels.iter().zip(out) {
+                    int_rows::<K, 1>(unit, [panel], x, &mut [out]);
+                }
+            }
         }
     }
 }
 
-/// `T` rows times a panel of quantized weights.
+/// `P` panels, all with as many rows.
 ///
 /// # Safety
-/// As [`int_rows`], for the rows `first..first + T` of `x`.
+/// As [`int_panels`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn int_rows<K: Kind, const P: usize>(
+    unit: usize,
+    panels: [&[u8]; P],
+    x: &IntRows<'_>,
+    out: &mut [&mut [[f32; PANEL]]; P],
+) {
+    let (rows, mut first) = (out[0].len(), 0);
+    // SAFETY: as promised by the caller; rows are taken in turn.
+    unsafe {
+        while P == 1 && rows - first >= 8 {
+            int_tile::<K, P, 8>(unit, panels, x, first, out);
+            first += 8;
+        }
+        if rows - first >= 4 {
+            int_tile::<K, P, 4>(unit, panels, x, first, out);
+            first += 4;
+        }
+        match rows - first {
+            3 => int_tile::<K, P, 3>(unit, panels, x, first, out),
+            2 => int_tile::<K, P, 2>(unit, panels, x, first, out),
+            1 => int_tile::<K, P, 1>(unit, panels, x, first, out),
+            _ => {}
+        }
+    }
+}
+
+/// `T` rows times `P` panels of quantized weights.
+///
+/// # Safety
+/// As [`int_rows`], for the rows `first..first + T` of `x` and of each of `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-unsafe fn int_tile<K: Kind, const T: usize>(
+unsafe fn int_tile<K: Kind, const P: usize, const T: usize>(
     unit: usize,
-    panel: &[u8],
+    panels: [&[u8]; P],
     x: &IntRows<'_>,
     first: usize,
-    out: &mut [[f32; PANEL]; T],
+    out: &mut [&mut [[f32; PANEL]]; P],
 ) {
     let shape = const { K::SHAPE };
     // What the true integers are larger by than the unsigned ones that are multiplied.
     let shift = if shape.bits == 8 && !shape.split { shape.shift - 128 } else { shape.shift };
     let unit_bytes = shape.head() + unit * shape.block_bytes();
     let blocks = x.cols / BLOCK;
-    let mut acc = [_mm512_setzero_ps(); T];
-    // SAFETY: unit `u` of the panel is `unit_bytes`, and its blocks are read up to their ends; row `first + t` has `cols` values
+    let mut acc = [[_mm512_setzero_ps(); T]; P];
+    // SAFETY: unit `u` of a panel is `unit_bytes`, and its blocks are read up to their ends; row `first + t` has `cols` values
     // in `q` and `blocks` scales, sums and totals.
     unsafe {
         let rows: [*const i8; T] = std::array::from_fn(|t| x.q.as_ptr().add((first + t) * x.cols));
         for (u, b) in (0..blocks).step_by(unit).enumerate() {
-            let head = panel.as_ptr().add(u * unit_bytes);
             for part in 0..unit {
-                let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
-                let values = block.add(shape.block_head()).cast::<__m512i>();
-                let mut dot = [[_mm512_setzero_si512(); 2]; T];
-                if shift != 0 {
-                    for (t, dot) in dot.iter_mut().enumerate() {
-                        dot[0] = _mm512_set1_epi32(shift * *x.totals.as_ptr().add((first + t) * blocks + b));
+                for p in 0..P {
+                    let head = panels[p].as_ptr().add(u * unit_bytes);
+                    let (b, block) = (b + part, head.add(shape.head() + part * shape.block_bytes()));
+                    if shape.scales == Scales::Nested && part == 0 && first == 0 {
+                        fetch(head, shape.head());
                     }
-                }
-                for i in 0..4 {
-                    let w = groups::<K>(values, i);
-                    // Rows go in turn, so that no multiplication waits for the one before it.
-                    for side in 0..2 {
-                        for t in 0..T {
-                            let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
-                            let q = _mm512_set1_epi32(q.add(4 * side).read_unaligned());
-                            if shape.split {
-                                let negative = _mm512_movepi8_mask(w[side]);
-                                let q = _mm512_mask_sub_epi8(q, negative, _mm512_setzero_si512(), q);
-                                dot[t][side] = _mm512_dpbusd_epi32(dot[t][side], _mm512_abs_epi8(w[side]), q);
-                            } else {
-                                dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], w[side], q);
+                    if first == 0 {
+                        fetch(block, shape.block_bytes());
+                    }
+                    let values = block.add(shape.block_head()).cast::<__m512i>();
+                    let mut dot = [[_mm512_setzero_si512(); 2]; T];
+                    if shift != 0 {
+                        for (t, dot) in dot.iter_mut().enumerate() {
+                            dot[0] =
+                                _mm512_set1_epi32(shift * *x.totals.as_ptr().add((first + t) * blocks + b));
+                        }
+                    }
+                    for i in 0..4 {
+                        let w = groups::<K>(values, i);
+                        // Rows go in turn, so that no multiplication waits for the one before it.
+                        for side in 0..2 {
+                            for t in 0..T {
+                                let q = rows[t].add(b * BLOCK + 4 * i).cast::<i32>();
+                                let q = _mm512_set1_epi32(q.add(4 * side).read_unaligned());
+                                if shape.split {
+                                    let negative = _mm512_movepi8_mask(w[side]);
+                                    let q = _mm512_mask_sub_epi8(q, negative, _mm512_setzero_si512(), q);
+                                    dot[t][side] =
+                                        _mm512_dpbusd_epi32(dot[t][side], _mm512_abs_epi8(w[side]), q);
+                                } else {
+                                    dot[t][0] = _mm512_dpbusd_epi32(dot[t][0], w[side], q);
+                                }
                             }
                         }
                     }
-                }
-                let (scales, minimum) = block_scales::<K>(head, block);
-                for t in 0..T {
-                    let i = (first + t) * blocks + b;
-                    let scale = _mm512_set1_ps(*x.scales.as_ptr().add(i));
-                    for side in 0..if shape.split { 2 } else { 1 } {
-                        let sum = _mm512_mul_ps(scales[side], _mm512_cvtepi32_ps(dot[t][side]));
-                        acc[t] = _mm512_fmadd_ps(scale, sum, acc[t]);
-                    }
-                    if shape.affine {
-                        let sums = _mm512_set1_ps(*x.sums.as_ptr().add(i));
-                        acc[t] = _mm512_fmadd_ps(minimum, sums, acc[t]);
+                    let (scales, minimum) = block_scales::<K>(head, block);
+                    for t in 0..T {
+                        let i = (first + t) * blocks + b;
+                        let scale = _mm512_set1_ps(*x.scales.as_ptr().add(i));
+                        for side in 0..if shape.split { 2 } else { 1 } {
+                            let sum = _mm512_mul_ps(scales[side], _mm512_cvtepi32_ps(dot[t][side]));
+                            acc[p][t] = _mm512_fmadd_ps(scale, sum, acc[p][t]);
+                        }
+                        if shape.affine {
+                            let sums = _mm512_set1_ps(*x.sums.as_ptr().add(i));
+                            acc[p][t] = _mm512_fmadd_ps(minimum, sums, acc[p][t]);
+                        }
                     }
                 }
             }
         }
         for (acc, out) in acc.iter().zip(out) {
-            _mm512_storeu_ps(out.as_mut_ptr(), *acc);
+            for (acc, out) in acc.iter().zip(&mut out[first..]) {
+                _mm512_storeu_ps(out.as_mut_ptr(), *acc);
+            }
         }
     }
 }
@@ -212,8 +257,7 @@ unsafe fn small_scales<K: Kind>(block: *const u8, i: usize) -> __m512 {
 
 /// As [`scalar::float`](super::scalar::float).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    out.fill([0.0; PANEL]);
+pub(super) fn float(format: Format, panels: &[&[u8]], x: &FloatRows<'_>, out: &mut [&mut [[f32; PANEL]]]) {
     match format {
         Format::F32 => float_panels::<F32>(format, panels, x, out),
         Format::F16 => float_panels::<F16>(format, panels, x, out),
@@ -238,12 +282,18 @@ pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut 
 
 /// With one row, the sums of one panel would wait for each other: two panels at a time keep the units busy.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
-        let (low, high) = panels.split_at(panels.len() / 2);
+fn float_panels<W: Load>(
+    format: Format,
+    panels: &[&[u8]],
+    x: &FloatRows<'_>,
+    out: &mut [&mut [[f32; PANEL]]],
+) {
+    if let ([low, high], [[first], [second]]) = (panels, &mut *out) {
         assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
+        assert!(x.values.len() >= x.cols, "rows");
+        (*first, *second) = ([0.0; PANEL], [0.0; PANEL]);
         let out = &mut [std::array::from_mut(first), std::array::from_mut(second)];
-        // SAFETY: both panels hold all columns, and `x` is one row.
+        // SAFETY: both panels hold all columns, and `x` a row.
         unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
         return;
     }
@@ -348,7 +398,11 @@ unsafe fn float_tile<W: Load, const T: usize, const P: usize>(
             std::array::from_fn(|p| std::array::from_fn(|t| _mm512_loadu_ps(out[p][t].as_ptr())));
         for k in 0..cols.len() {
             for p in 0..P {
-                let w = W::load(weights[p].as_ptr().add(k * PANEL * W::SIZE));
+                let w = weights[p].as_ptr().add(k * PANEL * W::SIZE);
+                if first == 0 {
+                    fetch(w, PANEL * W::SIZE);
+                }
+                let w = W::load(w);
                 for t in 0..T {
                     acc[p][t] = _mm512_fmadd_ps(w, _mm512_set1_ps(*rows[t].add(k)), acc[p][t]);
                 }

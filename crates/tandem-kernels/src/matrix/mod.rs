@@ -28,8 +28,6 @@ pub use pack::PackError;
 pub use product::{Mode, gate_up, matmul, matmul_each};
 pub use quantize::Target;
 
-use std::ops::Range;
-
 use kind::Shape;
 use tandem_model::format::{BLOCK, Format};
 
@@ -44,6 +42,8 @@ pub struct PackedMatrix {
     format: Format,
     rows: usize,
     cols: usize,
+    /// Bytes of a panel.
+    panel: usize,
     data: HugeBuffer,
 }
 
@@ -85,10 +85,9 @@ impl PackedMatrix {
         self.rows.div_ceil(PANEL)
     }
 
-    /// The bytes of some panels.
-    fn panels_bytes(&self, panels: Range<usize>) -> &[u8] {
-        let bytes = self.data.len() / self.panels().max(1);
-        &self.data[panels.start * bytes..panels.end * bytes]
+    /// The bytes of a panel.
+    fn panel_bytes(&self, panel: usize) -> &[u8] {
+        &self.data[panel * self.panel..(panel + 1) * self.panel]
     }
 }
 

@@ -322,8 +322,7 @@ unsafe fn small_scales<K: Kind>(block: *const u8, i: usize) -> float32x4_t {
 
 /// As [`scalar::float`](super::scalar::float).
 #[target_feature(enable = "neon")]
-pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    out.fill([0.0; PANEL]);
+pub(super) fn float(format: Format, panels: &[&[u8]], x: &FloatRows<'_>, out: &mut [&mut [[f32; PANEL]]]) {
     match format {
         Format::F32 => float_panels::<F32>(format, panels, x, out),
         Format::F16 => float_panels::<F16>(format, panels, x, out),
@@ -348,12 +347,18 @@ pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut 
 
 /// With one row, the sums of one panel would wait for each other: two panels at a time keep the units busy.
 #[target_feature(enable = "neon")]
-fn float_panels<W: Load>(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
-    if let ([first, second], true) = (&mut *out, x.values.len() == x.cols) {
-        let (low, high) = panels.split_at(panels.len() / 2);
+fn float_panels<W: Load>(
+    format: Format,
+    panels: &[&[u8]],
+    x: &FloatRows<'_>,
+    out: &mut [&mut [[f32; PANEL]]],
+) {
+    if let ([low, high], [[first], [second]]) = (panels, &mut *out) {
         assert!([low, high].iter().all(|panel| panel.len() == x.cols * PANEL * W::SIZE), "panels");
+        assert!(x.values.len() >= x.cols, "rows");
+        (*first, *second) = ([0.0; PANEL], [0.0; PANEL]);
         let out = &mut [std::array::from_mut(first), std::array::from_mut(second)];
-        // SAFETY: both panels hold all columns, and `x` is one row.
+        // SAFETY: both panels hold all columns, and `x` a row.
         unsafe { float_tile::<W, 1, 2>([low, high], x, 0..x.cols, 0, out) };
         return;
     }

@@ -110,9 +110,9 @@ impl PackedMatrix {
     ) -> Result<PackedMatrix, PackError> {
         let bytes =
             PackedMatrix::packed_bytes(format, rows, cols).ok_or(OutOfMemory { bytes: usize::MAX })?;
-        let mut matrix = PackedMatrix { format, rows, cols, data: HugeBuffer::zeroed(bytes)? };
+        let panel = bytes / rows.div_ceil(PANEL).max(1);
+        let mut matrix = PackedMatrix { format, rows, cols, panel, data: HugeBuffer::zeroed(bytes)? };
         if bytes > 0 {
-            let panel = bytes / matrix.panels();
             let panels = PART.div_ceil(panel);
             for (part, bytes) in matrix.data.chunks_mut(panels * panel).enumerate() {
                 team.chunks_mut(bytes, panel, 4, |i, panel| fill(part * panels + i, panel));
@@ -129,7 +129,7 @@ impl PackedMatrix {
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "columns");
-        let (panel, lane) = (self.panels_bytes(row / PANEL..row / PANEL + 1), row % PANEL);
+        let (panel, lane) = (self.panel_bytes(row / PANEL), row % PANEL);
         if self.format.is_quantized() {
             for (block, out) in blocks(self.format, panel).zip(out.as_chunks_mut::<BLOCK>().0) {
                 for (k, out) in out.iter_mut().enumerate() {

@@ -1,8 +1,9 @@
 //! Matrix products: which thread does which panels of which rows.
 //!
-//! With few rows a product is a stream of weights from memory, and panels are dealt out in contiguous runs. With many,
-//! a panel stays in the first-level cache while the rows stream past it; those are taken in parts that stay in the
-//! second level. Neither choice touches the order of a sum, so no result depends on it.
+//! With few rows a product is a stream of weights from memory, and panels are dealt out in contiguous runs: two at a
+//! time, that lie far from each other, as a core reads more from two streams than from one. With many, a panel stays in
+//! the first-level cache while the rows stream past it; those are taken in parts that stay in the second level. Neither
+//! choice touches the order of a sum, so no result depends on it.
 
 use std::ops::Range;
 
@@ -20,10 +21,12 @@ use crate::team::{SharedMut, Team};
 
 /// Rows of activations that a kernel call handles: their outputs are collected on the stack.
 const TILE: usize = 128;
-/// The same where there are only so many rows. In decoding, clearing a large tile would be felt.
-const SMALL_TILE: usize = 4;
-/// Panels that a kernel call handles at most: together they make a block of 32 outputs.
+/// The same where there are only so many rows: few. In decoding, clearing a large tile would be felt.
+const SMALL_TILE: usize = 8;
+/// Panels that a kernel call handles at most: together they can make a block of 32 outputs.
 const STRIP: usize = BLOCK / PANEL;
+/// Rows from which on the AMX path multiplies in tiles.
+const TILED: usize = 16;
 /// Values of activations that should stay in the second-level cache.
 const CACHED: usize = 512 << 10;
 /// Parts for each thread when work is dealt out.
@@ -113,36 +116,43 @@ fn products<const T: usize>(
 ) {
     let path = team.path();
     let panels: usize = weights.iter().map(|(weights, _)| weights.panels()).sum();
-    let pairs = path.isa() == Isa::Amx && x.rows() >= 16;
-    let strip = if pairs || panels >= team.threads() * DEALS * STRIP { STRIP } else { 1 };
+    // Few rows gain by pairs from a few for each thread on, and tiles always do.
+    let pairs = match path.isa() {
+        Isa::Amx if x.rows() >= TILED => 0,
+        _ if T == SMALL_TILE => 4,
+        _ => DEALS,
+    };
+    let strip = if panels >= team.threads() * pairs * STRIP { STRIP } else { 1 };
     let strips = weights.iter().map(|(weights, _)| weights.panels().div_ceil(strip)).sum();
     for_parts(team, strips, x, |strips, rows| {
         let mut tile: Tile<T> = [[[0.0; PANEL]; T]; STRIP];
-        let tile = tile.as_flattened_mut();
         let mut before = 0;
         for (weights, offset) in weights {
-            let panels = weights.panels();
-            let mine = strips.start.max(before)..strips.end.min(before + panels.div_ceil(strip));
-            for first in mine.map(|i| (i - before) * strip) {
-                let last = panels.min(first + strip);
-                let part = first * PANEL..weights.rows().min(last * PANEL);
+            let (panels, strips_here) = (weights.panels(), weights.panels().div_ceil(strip));
+            let mine = strips.start.max(before)..strips.end.min(before + strips_here);
+            for i in mine.map(|i| i - before) {
+                let (first, second) =
+                    if T == SMALL_TILE { (i, i + strips_here) } else { (i * strip, i * strip + 1) };
+                let both = [(*weights, first), (*weights, second)];
+                let both = &both[..if strip == 2 && second < panels { 2 } else { 1 }];
                 for_tiles::<T>(rows.clone(), |rows| {
-                    strip_product(path, weights, first..last, x, rows.clone(), tile);
-                    let count = rows.len();
-                    for (i, row) in rows.enumerate() {
-                        let start = row * stride + offset;
-                        // SAFETY: only this thread handles these panels for this row.
-                        let out = unsafe { out.slice(start + part.start..start + part.end) };
-                        let mut sums = tile[i..].iter().step_by(count);
-                        let (whole, rest) = out.as_chunks_mut::<PANEL>();
-                        whole.iter_mut().zip(&mut sums).for_each(|(out, sums)| mode.put(out, sums));
-                        if let (false, Some(sums)) = (rest.is_empty(), sums.next()) {
-                            mode.put(rest, &sums[..rest.len()]);
+                    let [a, b] = tile.each_mut().map(|tile| &mut tile[..rows.len()]);
+                    panel_products(path, both, x, rows.clone(), &mut [a, b][..both.len()]);
+                    for ((_, panel), sums) in both.iter().zip(&tile) {
+                        let lanes = PANEL.min(weights.rows() - panel * PANEL);
+                        for (row, sums) in rows.clone().zip(sums) {
+                            let start = row * stride + offset + panel * PANEL;
+                            // SAFETY: only this thread handles this panel for this row.
+                            let out = unsafe { out.slice(start..start + lanes) };
+                            match out.as_mut_array::<PANEL>() {
+                                Some(out) => mode.put(out, sums),
+                                None => mode.put(out, &sums[..lanes]),
+                            }
                         }
                     }
                 });
             }
-            before += panels.div_ceil(strip);
+            before += strips_here;
         }
     });
 }
@@ -193,9 +203,12 @@ fn gated<const T: usize>(
             let part = strip * BLOCK..cols.min((strip + 1) * BLOCK);
             let panels = strip * STRIP..gate.panels().min((strip + 1) * STRIP);
             for_tiles::<T>(rows.clone(), |rows| {
-                strip_product(path, gate, panels.clone(), x, rows.clone(), gates);
-                strip_product(path, up, panels.clone(), x, rows.clone(), ups);
                 let (count, used) = (rows.len(), rows.len() * panels.len());
+                let outputs = gates.chunks_exact_mut(count).zip(ups.chunks_exact_mut(count));
+                for (panel, (gates, ups)) in panels.clone().zip(outputs) {
+                    let both = [(gate, panel), (up, panel)];
+                    panel_products(path, &both, x, rows.clone(), &mut [gates, ups]);
+                }
                 // All at once, so that the long chain of one exponential overlaps with the next.
                 activation.gate(path, gates[..used].as_flattened_mut(), ups[..used].as_flattened());
                 for (i, row) in rows.enumerate() {
@@ -225,7 +238,8 @@ fn for_parts(team: &Team, strips: usize, x: &Activations, f: impl Fn(Range<usize
     let cached = (CACHED / x.cols().max(1)).next_multiple_of(TILE);
     let spread = x.rows().div_ceil(deals.div_ceil(strips)).next_multiple_of(8);
     let rows = cached.min(spread).min(x.rows());
-    let run = strips.div_ceil(deals);
+    // Rounded down: what is dealt out last is then a small part of the whole.
+    let run = (strips / deals).max(1);
     let (parts, runs) = (x.rows().div_ceil(rows), strips.div_ceil(run));
     team.deal(parts * runs, 1, |items| {
         for item in items {
@@ -242,33 +256,44 @@ fn for_tiles<const T: usize>(rows: Range<usize>, mut f: impl FnMut(Range<usize>)
     }
 }
 
-/// At most `STRIP` panels times at most `TILE` rows, into `out[panel][row][lane]` with as many rows as there are.
-fn strip_product(
+/// At most `STRIP` panels, of one matrix or more, times at most `TILE` rows, into `out[panel][row][lane]`.
+fn panel_products(
     path: Path,
-    weights: &PackedMatrix,
-    panels: Range<usize>,
+    panels: &[(&PackedMatrix, usize)],
     x: &Activations,
     rows: Range<usize>,
-    out: &mut [[f32; PANEL]],
+    out: &mut [&mut [[f32; PANEL]]],
 ) {
-    let (format, out) = (weights.format(), &mut out[..panels.len() * rows.len()]);
+    let format = panels[0].0.format();
+    if let ([first, second], [a, b]) = (panels, &mut *out)
+        && second.0.format() != format
+    {
+        panel_products(path, &[*first], x, rows.clone(), &mut [a]);
+        return panel_products(path, &[*second], x, rows, &mut [b]);
+    }
+    let mut bytes: [&[u8]; STRIP] = [&[]; STRIP];
+    for (bytes, (weights, panel)) in bytes.iter_mut().zip(panels) {
+        *bytes = weights.panel_bytes(*panel);
+    }
+    let panels = &bytes[..panels.len()];
     let each = rows.len();
     match x.int_rows(rows.clone()) {
-        #[cfg(target_arch = "x86_64")]
-        Some(x) if format.is_quantized() && path.isa() == Isa::Amx && each >= amx::GROUP && x.cols > 0 => {
-            // SAFETY: such a path exists only where the CPU has these features and the system allows them.
-            unsafe { amx::int(format, weights.panels_bytes(panels), &x, out) }
-        }
         Some(x) if format.is_quantized() => {
-            for (panel, out) in panels.zip(out.chunks_exact_mut(each)) {
-                let panel = weights.panels_bytes(panel..panel + 1);
+            #[cfg(target_arch = "x86_64")]
+            match path.isa() {
+                Isa::Amx if each >= TILED && x.cols > 0 => {
+                    // SAFETY: such a path exists only where the CPU has these features and the system allows them.
+                    return unsafe { amx::int(format, panels, &x, out) };
+                }
+                // SAFETY: as above.
+                Isa::Avx512 | Isa::Amx => return unsafe { avx512::int(format, panels, &x, out) },
+                _ => {}
+            }
+            for (panel, out) in panels.iter().zip(out) {
                 match path.isa() {
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: such a path exists only where the CPU has these features.
-                    Isa::Avx2 => unsafe { avx2::int(format, panel, &x, out) },
-                    #[cfg(target_arch = "x86_64")]
                     // SAFETY: as above.
-                    Isa::Avx512 | Isa::Amx => unsafe { avx512::int(format, panel, &x, out) },
+                    Isa::Avx2 => unsafe { avx2::int(format, panel, &x, out) },
                     #[cfg(target_arch = "aarch64")]
                     // SAFETY: as above.
                     Isa::Neon => unsafe { neon::int(format, panel, &x, out) },
@@ -278,7 +303,6 @@ fn strip_product(
         }
         _ => {
             let x = x.float_rows(rows);
-            let panels = weights.panels_bytes(panels);
             match path.isa() {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: such a path exists only where the CPU has these features.

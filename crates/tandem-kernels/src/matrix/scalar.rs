@@ -110,9 +110,8 @@ pub(super) fn int(format: Format, panel: &[u8], x: &IntRows<'_>, out: &mut [[f32
 }
 
 /// Some panels of any weights times f32 rows, `out[panel][row][lane]`; for every column, `acc = fma(w, x, acc)`.
-pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut [[f32; PANEL]]) {
+pub(super) fn float(format: Format, panels: &[&[u8]], x: &FloatRows<'_>, out: &mut [&mut [[f32; PANEL]]]) {
     let mut w = [[0f32; PANEL]; CHUNK];
-    out.fill([0.0; PANEL]);
     for (panel, out) in each_panel(format, panels, x, out) {
         for (c, bytes) in panel.chunks(CHUNK / format.block_len() * unit_bytes(format)).enumerate() {
             let cols = expand(format, bytes, &mut w);
@@ -128,21 +127,23 @@ pub(super) fn float(format: Format, panels: &[u8], x: &FloatRows<'_>, out: &mut 
     }
 }
 
-/// Each panel with its part of `out`.
+/// Each panel with its output, cleared.
 ///
 /// # Panics
 /// If the lengths do not fit each other.
 pub(super) fn each_panel<'a>(
     format: Format,
-    panels: &'a [u8],
+    panels: &'a [&'a [u8]],
     x: &FloatRows<'_>,
-    out: &'a mut [[f32; PANEL]],
+    out: &'a mut [&mut [[f32; PANEL]]],
 ) -> impl Iterator<Item = (&'a [u8], &'a mut [[f32; PANEL]])> {
     let bytes = x.cols / format.block_len() * unit_bytes(format);
-    let rows = x.values.len() / x.cols.max(1);
-    let count = if bytes == 0 { 0 } else { out.len() / rows };
-    assert!(panels.len() == count * bytes && (count * rows == out.len() || bytes == 0), "panels and outputs");
-    panels.chunks_exact(bytes.max(1)).zip(out.chunks_exact_mut(rows.max(1)))
+    assert!(panels.iter().all(|panel| panel.len() == bytes) && panels.len() == out.len(), "panels");
+    assert!(out.iter().all(|out| x.values.len() >= out.len() * x.cols), "rows");
+    panels.iter().zip(out).map(|(panel, out)| {
+        out.fill([0.0; PANEL]);
+        (*panel, &mut **out)
+    })
 }
 
 /// Decodes whole units to `[column][lane]`, and says how many columns those were.
