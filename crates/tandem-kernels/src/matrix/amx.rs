@@ -34,9 +34,9 @@ const PANELS: usize = 2;
 /// Rows whose sums are in registers.
 const HALF: usize = GROUP / 2;
 /// Products of a chunk for each panel, at most.
-const CHUNK: usize = 6;
+const CHUNK: usize = 3;
 /// Blocks of weights that are unpacked at a time. Whole units of every format.
-const SEGMENT: usize = 64;
+const SEGMENT: usize = 16;
 /// In the middle of those floats that are all integers of their range: any sum of a block can be added.
 const MAGIC: f32 = 12_582_912.0;
 
