@@ -12,6 +12,12 @@ fn a_model_becomes_packages_that_say_how_they_belong_together() {
     let json = std::fs::read(out.join("tandem.json")).unwrap();
     let manifest: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(manifest["quantization"], "lut4");
+    assert!(said.contains("activations: up to") && said.contains("audit: pass"), "{said}");
+    assert_eq!(manifest["activations"]["traced"]["tokens"], 128);
+    assert_eq!(manifest["activations"]["traced"]["layers"].as_array().unwrap().len(), 3);
+    assert_eq!(manifest["audit"]["verdict"], "pass");
+    assert_eq!(manifest["audit"]["devices"].as_array().unwrap().len(), 5);
+    assert_eq!(manifest["audit"]["devices"][4]["gpu_cpu"], 0);
     for file in ["model-2-of-2.mlpackage/Manifest.json", "embedding.bin", "tokenizer.json"] {
         assert!(out.join(file).is_file(), "{file}");
     }
@@ -25,6 +31,12 @@ fn random_weights_take_the_place_of_a_model() {
     let dummy = ["--dummy-weights", config.to_str().unwrap(), "-c", "128"];
     let said = tandem(&[&["export", out.to_str().unwrap()], dummy.as_slice()].concat()).ok();
     assert!(said.contains("model.mlpackage"), "{said}");
+    let json = std::fs::read_to_string(out.join("tandem.json")).unwrap();
+    assert!(json.contains("\"not_traced\": \"the weights are random"), "{json}");
+    let untraced = folder.path().join("untraced");
+    let args = ["export", &model(), untraced.to_str().unwrap(), "-c", "128", "--no-trace"];
+    let said = tandem(&args).ok();
+    assert!(said.contains("activations: not known, --no-trace was given"), "{said}");
     let ran = tandem(&[&["export", "a", "b"], dummy.as_slice()].concat()).run();
     assert!(ran.code == Some(1) && ran.err.contains("in place of MODEL"), "{}", ran.err);
 }
