@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use common::{judge, python};
 use tandem_coreml::export::manifest::Manifest;
 use tandem_coreml::export::{ExportOptions, Quant, Sample, Source, Target, export};
-use tandem_coreml::mil::{BlobRef, Data, Model};
+use tandem_coreml::mil::{BlobRef, Data, Model, Op};
 use tandem_coreml::{Package, PackageWriter, trace};
 use tandem_model::Checkpoint;
 
@@ -21,7 +21,7 @@ fn program(package: &Path) -> PathBuf {
 /// The weights that some functions of a program read.
 fn weights_of(model: &Model) -> BTreeSet<BlobRef> {
     let ops = model.functions.values().flat_map(|function| function.block.walk());
-    let blobs = ops.flat_map(|op| op.values()).filter_map(|(_, value)| match &value.data {
+    let blobs = ops.flat_map(Op::values).filter_map(|(_, value)| match &value.data {
         Data::Blob(blob) => Some(blob.clone()),
         _ => None,
     });
