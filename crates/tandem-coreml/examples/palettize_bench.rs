@@ -2,7 +2,8 @@
 //!
 //!     cargo run --release -p tandem-coreml --example palettize_bench -- ROWS COLUMNS
 //!
-//! `tests/judges/compress_reference.py --time ROWS COLUMNS` times coremltools' own on a matrix of the same kind.
+//! `tests/judges/compress_reference.py --time ROWS COLUMNS` times coremltools' own on a matrix of the same kind, in one
+//! process: `RAYON_NUM_THREADS=1` makes them comparable.
 
 use std::time::Instant;
 

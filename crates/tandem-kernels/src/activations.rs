@@ -50,6 +50,7 @@ impl<'a> IntRows<'a> {
     ///
     /// # Panics
     /// If there are not so many.
+    #[cfg(target_arch = "x86_64")]
     pub fn skip(&self, rows: usize) -> IntRows<'a> {
         let blocks = rows * (self.cols / BLOCK);
         IntRows {

@@ -1,7 +1,7 @@
 """Compresses random matrices with coremltools: what Tandem's palettizer and block quantizer are compared with.
 
     python compress_reference.py OUT
-    python compress_reference.py --time ROWS COLUMNS    (prints seconds of the palettizer at 4, 6 and 8 bits)
+    python compress_reference.py --time ROWS COLUMNS    (prints seconds of the palettizer at 4, 6 and 8 bits, in one process)
 
 Writes OUT/reference.safetensors: for each matrix NAME.weight (fp16) what coremltools makes of it, decompressed:
 NAME.lut4, NAME.lut6, NAME.lut8 (k-means, groups of 16 rows), NAME.int4 (symmetric, blocks of 32).
@@ -9,7 +9,6 @@ Needs coremltools, scikit-learn, numpy and safetensors.
 """
 
 import logging
-import os
 import sys
 import time
 from pathlib import Path
@@ -53,10 +52,9 @@ def decompressed(model, shape):
     raise SystemExit("coremltools left the matrix as it was")
 
 
-def palettized(model, bits, workers=1):
+def palettized(model, bits):
     config = cto.OpPalettizerConfig(
         mode="kmeans", nbits=bits, granularity="per_grouped_channel", group_size=GROUP, weight_threshold=0,
-        num_kmeans_workers=workers,
     )  # fmt: skip
     return cto.palettize_weights(model, cto.OptimizationConfig(global_config=config))
 
@@ -65,12 +63,9 @@ def time_palettizer(rows, columns):
     weight = (np.random.default_rng(0).standard_normal((rows, columns)) * 0.02).astype(np.float16)
     model = model_of(weight)
     for bits in (4, 6, 8):
-        seconds = []
-        for workers in (1, os.cpu_count()):
-            begun = time.perf_counter()
-            palettized(model, bits, workers)
-            seconds.append(time.perf_counter() - begun)
-        print(f"{rows} x {columns}, lut{bits}: {min(seconds):.2f} s")
+        begun = time.perf_counter()
+        palettized(model, bits)
+        print(f"{rows} x {columns}, lut{bits}: {time.perf_counter() - begun:.2f} s", flush=True)
 
 
 def main(out):

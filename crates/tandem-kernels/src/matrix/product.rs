@@ -276,12 +276,11 @@ fn panel_products(
         *bytes = weights.panel_bytes(*panel);
     }
     let panels = &bytes[..panels.len()];
-    let each = rows.len();
     match x.int_rows(rows.clone()) {
         Some(x) if format.is_quantized() => {
             #[cfg(target_arch = "x86_64")]
             match path.isa() {
-                Isa::Amx if each >= TILED && x.cols > 0 => {
+                Isa::Amx if rows.len() >= TILED && x.cols > 0 => {
                     // SAFETY: such a path exists only where the CPU has these features and the system allows them.
                     return unsafe { amx::int(format, panels, &x, out) };
                 }
